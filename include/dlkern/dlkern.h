@@ -1,0 +1,8 @@
+/* The whole C API of dlkern. */
+#ifndef DLKERN_DLKERN_H_
+#define DLKERN_DLKERN_H_
+
+#include <dlkern/core.h>
+#include <dlkern/softmax.h>
+
+#endif /* DLKERN_DLKERN_H_ */

@@ -1,0 +1,299 @@
+#include "core/call.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "core/gpu_runtime.h"
+#include "core/index.h"
+
+namespace dlkern {
+namespace {
+
+struct Plan {
+  std::string implementation;
+  std::string explanation;
+  size_t workspace_bytes = 0;
+};
+thread_local Plan last_plan;
+
+enum class Debug { kOff, kOn, kFinite };
+
+Debug debug_mode() {
+  static const Debug mode = [] {
+    const char* value = std::getenv("DLKERN_DEBUG");
+    if (!value || !*value || std::string_view(value) == "0") return Debug::kOff;
+    return std::string_view(value) == "nan" ? Debug::kFinite : Debug::kOn;
+  }();
+  return mode;
+}
+
+bool verbose() {
+  static const bool on = [] {
+    const char* value = std::getenv("DLKERN_VERBOSE");
+    return value && *value && std::string_view(value) != "0";
+  }();
+  return on;
+}
+
+// Copies a tensor's elements in row-major order into a host vector.
+template <class T>
+std::vector<T> to_host(const Tensor& t, void* stream) {
+  const StridedIndex<1> index = make_index<1>({&t});
+  int64_t low = 0, high = 0;  // extent of the view around its first element
+  for (int d = 0; d < index.ndim; ++d) {
+    const int64_t step = index.stride[0][d] * (index.shape[d] - 1);
+    (step < 0 ? low : high) += step;
+  }
+  std::vector<T> span(t.numel() ? high - low + 1 : 0);
+  if (t.numel() == 0) return span;
+  const T* first = t.as<const T>() + low;
+  const size_t bytes = span.size() * sizeof(T);
+  if (t.device.is_gpu) {
+#if DLKERN_WITH_GPU
+    gpu::copy_to_host(span.data(), first, bytes, stream);
+#else
+    (void)stream;
+#endif
+  } else {
+    std::memcpy(static_cast<void*>(span.data()), first, bytes);
+  }
+  std::vector<T> values(t.numel());
+  for (int64_t i = 0; i < t.numel(); ++i) {
+    int64_t offset[1];
+    index.offsets(i, offset);
+    values[i] = span[offset[0] - low];
+  }
+  return values;
+}
+
+}  // namespace
+
+DeviceGuard::DeviceGuard(const Device& device) {
+#if DLKERN_WITH_GPU
+  if (device.is_gpu) previous_ = gpu::push_device(device.index);
+#else
+  (void)device;
+#endif
+}
+
+DeviceGuard::~DeviceGuard() {
+#if DLKERN_WITH_GPU
+  if (previous_ >= 0) gpu::pop_device(previous_);
+#endif
+}
+
+bool Call::debug() { return debug_mode() != Debug::kOff; }
+
+Call::Call(const char* op, const dlk_launch* launch) : op_(op) {
+  if (launch) {
+    const dlk_launch l = read_params(launch, dlk_launch DLK_LAUNCH_INIT);
+    launch_ = {l.stream, l.workspace, l.workspace_bytes, 0};
+    flags_ = l.flags;
+  }
+}
+
+void Call::add(const Tensor& t, bool is_output) {
+  if (count_ == kMaxTensors) fail(DLK_INTERNAL, "more than ", kMaxTensors, " tensors");
+  if (count_ == 0) {
+    device_ = t.device;
+    launch_.device = t.device.index;
+  } else if (t.device != device_) {
+    fail(DLK_INVALID_ARGUMENT, t.name, " is on ", to_string(t.device), ", expected ",
+         to_string(device_), " (", tensors_[0].name, ")");
+  }
+  is_output_[count_] = is_output;
+  tensors_[count_++] = t;
+}
+
+Tensor Call::input(const char* name, const DLTensor* t) {
+  const Tensor tensor = make_tensor(name, t);
+  add(tensor, false);
+  return tensor;
+}
+
+Tensor Call::output(const char* name, const DLTensor* t) {
+  const Tensor tensor = make_tensor(name, t);
+  if (has_internal_overlap(tensor)) {
+    fail(DLK_INVALID_ARGUMENT, name, " has elements that share memory, which an output must not");
+  }
+  add(tensor, true);
+  return tensor;
+}
+
+void Call::require_floating(const Tensor& t) const {
+  if (!is_floating(t.dtype)) {
+    fail(DLK_UNSUPPORTED_DTYPE, t.name, ".dtype is ", dtype_name(t.dtype),
+         ", expected float64, float32, float16 or bfloat16");
+  }
+}
+
+void Call::require_dtype(const Tensor& t, std::initializer_list<DType> allowed) const {
+  std::string names;
+  for (const DType dtype : allowed) {
+    if (t.dtype == dtype) return;
+    names += (names.empty() ? "" : " or ") + std::string(dtype_name(dtype));
+  }
+  fail(DLK_UNSUPPORTED_DTYPE, t.name, ".dtype is ", dtype_name(t.dtype), ", expected ", names);
+}
+
+void Call::require_same_dtype(const Tensor& t, const Tensor& as) const {
+  if (t.dtype != as.dtype) {
+    fail(DLK_UNSUPPORTED_DTYPE, t.name, ".dtype is ", dtype_name(t.dtype), ", expected ",
+         dtype_name(as.dtype), " (", as.name, ".dtype)");
+  }
+}
+
+void Call::require_rank(const Tensor& t, int low, int high) const {
+  if (t.ndim < low || t.ndim > high) {
+    fail(DLK_INVALID_ARGUMENT, t.name, " has ", t.ndim, " dimensions, expected ",
+         low == high ? cat(low) : cat(low, " to ", high));
+  }
+}
+
+void Call::require_shape(const Tensor& t, std::span<const int64_t> shape, const char* why) const {
+  bool same = t.ndim == static_cast<int>(shape.size());
+  for (int d = 0; same && d < t.ndim; ++d) same = t.shape[d] == shape[d];
+  if (!same) {
+    fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t), ", expected ",
+         shape_string(shape.data(), static_cast<int>(shape.size())), " (", why, ")");
+  }
+}
+
+void Call::require_same_shape(const Tensor& t, const Tensor& as) const {
+  if (!same_shape(t, as)) {
+    fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t), ", expected ",
+         shape_string(as), " (", as.name, ".shape)");
+  }
+}
+
+void Call::require_same_or_disjoint(const Tensor& out, const Tensor& in) const {
+  if (!out || !in) return;
+  const bool same = out.data == in.data && out.dtype == in.dtype && same_shape(out, in) &&
+                    out.strides == in.strides;
+  if (!same && may_overlap(out, in)) {
+    fail(DLK_INVALID_ARGUMENT, out.name, " overlaps ", in.name,
+         ", expected the very same tensor or separate memory");
+  }
+}
+
+void Call::require_disjoint(const Tensor& out, const Tensor& in) const {
+  if (may_overlap(out, in)) {
+    fail(DLK_INVALID_ARGUMENT, out.name, " overlaps ", in.name, ", expected separate memory");
+  }
+}
+
+int Call::axis(const char* name, int64_t axis, const Tensor& of) const {
+  if (axis < -of.ndim || axis >= of.ndim) {
+    fail(DLK_INVALID_ARGUMENT, name, " is ", axis, ", expected it in [", -of.ndim, ", ", of.ndim,
+         ") for ", of.name, " of ", of.ndim, " dimensions");
+  }
+  return static_cast<int>(axis < 0 ? axis + of.ndim : axis);
+}
+
+std::vector<int64_t> Call::read_integers(const Tensor& t) const {
+  return dispatch_index(t.dtype, [&]<class T>() {
+    const std::vector<T> values = to_host<T>(t, launch_.stream);
+    return std::vector<int64_t>(values.begin(), values.end());
+  });
+}
+
+void Call::begin_choice() {
+  explanation_.clear();
+  last_plan = {};
+}
+
+void Call::declined(const char* impl, const char* reason) {
+  explanation_ += cat(impl, ": declined, ", reason, "\n");
+}
+
+bool Call::chosen(const char* impl, size_t workspace_bytes) {
+  const bool plan_only = flags_ & DLK_LAUNCH_PLAN_ONLY;
+  explanation_ += cat(impl, ": chosen");
+  if (workspace_bytes) explanation_ += cat(" (workspace ", workspace_bytes, " bytes)");
+  last_plan = {impl, explanation_, workspace_bytes};
+  if (verbose() && !plan_only) {
+    std::fprintf(stderr, "dlkern: %s: %s\n", describe().c_str(), explanation_.c_str());
+  }
+  if (plan_only) return false;
+  bool empty = true;
+  for (int i = 0; i < count_; ++i) empty &= !is_output_[i] || tensors_[i].numel() == 0;
+  if (empty) return false;
+  if (launch_.workspace_bytes < workspace_bytes || (workspace_bytes && !launch_.workspace)) {
+    fail(DLK_WORKSPACE_TOO_SMALL, "workspace is ", launch_.workspace_bytes, " bytes, expected ",
+         workspace_bytes, " for implementation ", impl);
+  }
+  return true;
+}
+
+void Call::none_chosen() {
+  last_plan = {"", explanation_, 0};
+  fail(DLK_NOT_SUPPORTED, describe(), " has no implementation: ",
+       explanation_.empty() ? "this build has none for the device" : explanation_);
+}
+
+std::string Call::describe() const {
+  std::string s = cat(op_, "(");
+  for (int i = 0; i < count_; ++i) {
+    const Tensor& t = tensors_[i];
+    s += cat(i ? ", " : "", t.name, ": ", dtype_name(t.dtype), shape_string(t));
+  }
+  return s + cat(") on ", to_string(device_));
+}
+
+void Call::debug_check_pointers() const {
+#if DLKERN_WITH_GPU
+  if (!device_.is_gpu || gpu::is_capturing(launch_.stream)) return;
+  for (int i = 0; i < count_; ++i) {
+    const Tensor& t = tensors_[i];
+    if (t.numel() == 0) continue;
+    const auto item = static_cast<int64_t>(dtype_size(t.dtype));
+    int64_t low = 0, high = 0;
+    for (int d = 0; d < t.ndim; ++d) {
+      const int64_t step = t.strides[d] * (t.shape[d] - 1);
+      (step < 0 ? low : high) += step;
+    }
+    if (const char* why = gpu::check_pointer(t.as<char>() + low * item, (high - low + 1) * item,
+                                             device_.index)) {
+      fail(DLK_INVALID_ARGUMENT, t.name, " ", why);
+    }
+  }
+#endif
+}
+
+void Call::debug_check_results() const {
+#if DLKERN_WITH_GPU
+  if (device_.is_gpu) {
+    if (gpu::is_capturing(launch_.stream)) return;
+    gpu::synchronize(launch_.stream);
+  }
+#endif
+  if (debug_mode() != Debug::kFinite) return;
+  for (int i = 0; i < count_; ++i) {
+    if (!is_output_[i] || !is_floating(tensors_[i].dtype)) continue;
+    dispatch_floating(tensors_[i].dtype, [&]<class T>() {
+      const std::vector<T> values = to_host<T>(tensors_[i], launch_.stream);
+      for (size_t k = 0; k < values.size(); ++k) {
+        if (!std::isfinite(static_cast<double>(static_cast<Accumulator<T>>(values[k])))) {
+          fail(DLK_DEVICE_ERROR, tensors_[i].name, " holds ",
+               static_cast<double>(static_cast<Accumulator<T>>(values[k])), " at flat index ", k,
+               " (DLKERN_DEBUG=nan)");
+        }
+      }
+    });
+  }
+}
+
+}  // namespace dlkern
+
+dlk_status_t dlk_explain_last(dlk_plan* plan) {
+  if (!plan || plan->struct_size < sizeof(dlk_plan)) {
+    return dlkern::set_last_error(DLK_INVALID_ARGUMENT, "explain_last",
+                                  "plan is NULL or its struct_size is too small");
+  }
+  const dlkern::Plan& last = dlkern::last_plan;
+  plan->workspace_bytes = last.workspace_bytes;
+  plan->implementation = last.implementation.c_str();
+  plan->explanation = last.explanation.c_str();
+  return DLK_SUCCESS;
+}

@@ -1,0 +1,84 @@
+// Index arithmetic over strided tensors of one shape, shared by the CPU and GPU backends.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "core/macros.h"
+#include "core/tensor.h"
+
+namespace dlkern {
+
+// N tensors walked together over one shape. Dimensions are merged wherever all N allow it, so a
+// contiguous problem of any rank ends as one dimension. A plain struct: it can be a kernel argument.
+template <int N>
+struct StridedIndex {
+  int ndim = 0;
+  int64_t numel = 1;
+  int64_t shape[kMaxDims] = {};
+  int64_t stride[N][kMaxDims] = {};  // in elements
+
+  // Element offsets of the linear (row-major) position i in each tensor.
+  DLK_HD void offsets(int64_t i, int64_t (&offset)[N]) const {
+    for (int n = 0; n < N; ++n) offset[n] = 0;
+    for (int d = ndim - 1; d > 0; --d) {
+      int64_t q, r;
+      if (((i | shape[d]) >> 32) == 0) {  // 32-bit division is several times cheaper
+        q = static_cast<uint32_t>(i) / static_cast<uint32_t>(shape[d]);
+      } else {
+        q = i / shape[d];
+      }
+      r = i - q * shape[d];
+      for (int n = 0; n < N; ++n) offset[n] += r * stride[n][d];
+      i = q;
+    }
+    if (ndim > 0) {
+      for (int n = 0; n < N; ++n) offset[n] += i * stride[n][0];
+    }
+  }
+
+  // One dimension (or none) and unit stride in every tensor.
+  DLK_HD bool is_flat() const {
+    if (ndim == 0) return true;
+    if (ndim != 1) return false;
+    for (int n = 0; n < N; ++n) {
+      if (stride[n][0] != 1) return false;
+    }
+    return true;
+  }
+
+  // Appends a dimension as the innermost one, merged into the last where possible.
+  void push(int64_t extent, const int64_t (&strides)[N]) {
+    numel *= extent;
+    if (extent == 1) return;
+    bool merge = ndim > 0;
+    for (int n = 0; n < N && merge; ++n) merge = stride[n][ndim - 1] == strides[n] * extent;
+    if (!merge) ++ndim;
+    const int d = ndim - 1;
+    shape[d] = merge ? shape[d] * extent : extent;
+    for (int n = 0; n < N; ++n) stride[n][d] = strides[n];
+  }
+};
+
+// The index over those dimensions of `tensors` (all of one rank) whose bit is set in `dims`
+// (default: all), in order. A tensor whose extent is 1 where the first's is not is broadcast, and
+// so is an absent one (all its strides are 0).
+template <int N>
+StridedIndex<N> make_index(const Tensor* const (&tensors)[N], uint32_t dims = ~0u) {
+  StridedIndex<N> index;
+  const Tensor& shape_of = *tensors[0];
+  for (int d = 0; d < shape_of.ndim; ++d) {
+    if (!(dims >> d & 1u)) continue;
+    int64_t strides[N];
+    for (int n = 0; n < N; ++n) {
+      const Tensor& t = *tensors[n];
+      strides[n] = !t || (t.shape[d] == 1 && shape_of.shape[d] != 1) ? 0 : t.strides[d];
+    }
+    index.push(shape_of.shape[d], strides);
+  }
+  return index;
+}
+
+DLK_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace dlkern

@@ -1,0 +1,89 @@
+// The CUDA/HIP aliases, the warp width, and kernel launches. Everything that differs between the
+// two runtimes lives here.
+#pragma once
+
+#if defined(__HIPCC__)
+#include <hip/hip_runtime.h>
+#else
+#include <cuda_runtime.h>
+#endif
+
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "core/call.h"
+#include "core/float16.h"
+#include "core/status.h"
+
+namespace dlkern::gpu {
+
+#if defined(__HIPCC__)
+
+using Stream = hipStream_t;
+using ErrorCode = hipError_t;
+inline constexpr ErrorCode kSuccess = hipSuccess;
+#define DLK_GPU(name) hip##name
+
+#else
+
+using Stream = cudaStream_t;
+using ErrorCode = cudaError_t;
+inline constexpr ErrorCode kSuccess = cudaSuccess;
+#define DLK_GPU(name) cuda##name
+
+#endif
+
+// Lanes of a warp (a wavefront on AMD): a constant of the target, on the host an upper bound for
+// sizing only.
+#if defined(__HIP_DEVICE_COMPILE__)
+inline constexpr int kWarpSize = __AMDGCN_WAVEFRONT_SIZE;
+#elif defined(__HIPCC__)
+inline constexpr int kWarpSize = 64;
+#else
+inline constexpr int kWarpSize = 32;
+#endif
+
+// Throws DEVICE_ERROR (or OUT_OF_MEMORY) for a code other than success.
+void check(ErrorCode code, const char* what);
+
+// Value of `v` in the lane whose number differs by `mask`.
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T v, int mask) {
+#if defined(__HIPCC__)
+  return __shfl_xor(v, mask);
+#else
+  return __shfl_xor_sync(0xffffffffu, v, mask);
+#endif
+}
+
+// One kernel launch that reports its own failure only: an error that was pending before stays
+// pending and is not taken for ours; one of ours is thrown and not left behind.
+void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Stream stream,
+                void** args);
+
+// kernel<<<grid, block, shared_bytes, stream>>>(args...), with the arguments converted to the
+// kernel's parameter types.
+template <class... Params, class... Args>
+void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                   void* stream, Args&&... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args));
+  std::tuple<std::remove_const_t<Params>...> values(std::forward<Args>(args)...);
+  std::apply(
+      [&](auto&... value) {
+        void* pointers[] = {static_cast<void*>(&value)..., nullptr};
+        launch_raw(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes,
+                   static_cast<Stream>(stream), pointers);
+      },
+      values);
+}
+
+// Number of blocks for a grid-stride loop over n items: enough to fill the device, at most
+// ceil(n / per_block), at least 1.
+int grid_for(int64_t n, int per_block, int blocks_per_multiprocessor = 8);
+
+// Multiprocessors of the current device (cached).
+int multiprocessor_count();
+
+}  // namespace dlkern::gpu

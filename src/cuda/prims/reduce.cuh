@@ -1,0 +1,50 @@
+// Warp and block reductions. The order of the additions is fixed, so the bits are.
+#pragma once
+
+#include "cuda/prims/gpu.h"
+
+namespace dlkern::gpu {
+
+struct Sum {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+// NaN wins, as in the frameworks.
+struct Max {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a > b || a != a ? a : b;
+  }
+};
+struct Min {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a < b || a != a ? a : b;
+  }
+};
+
+// All lanes receive the result. Works for any T that shuffle_xor takes.
+template <int kWidth = kWarpSize, class T, class Op>
+__device__ __forceinline__ T warp_reduce(T v, Op op) {
+#pragma unroll
+  for (int mask = kWidth / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
+  return v;
+}
+
+// All threads of a 1-D block (a multiple of the warp width) receive the result. May be called
+// repeatedly; every thread of the block must call it.
+template <class T, class Op>
+__device__ __forceinline__ T block_reduce(T v, Op op, T identity) {
+  __shared__ T partial[kWarpSize];  // static shared memory: one slot per warp
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  v = warp_reduce(v, op);
+  __syncthreads();  // the previous call's reads of partial are over
+  if (lane == 0) partial[warp] = v;
+  __syncthreads();
+  const int warps = blockDim.x / kWarpSize;
+  return warp_reduce(lane < warps ? partial[lane] : identity, op);
+}
+
+}  // namespace dlkern::gpu

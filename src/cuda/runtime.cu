@@ -1,0 +1,191 @@
+// Device facts and the launch itself.
+#include "core/gpu_runtime.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "core/index.h"
+#include "cuda/prims/gpu.h"
+
+namespace dlkern::gpu {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+// Errors that a fault in an earlier kernel leaves on the whole context.
+bool is_sticky(ErrorCode code) {
+#if defined(__HIPCC__)
+  return code == hipErrorIllegalAddress || code == hipErrorLaunchFailure;
+#else
+  switch (code) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorECCUncorrectable:
+      return true;
+    default:
+      return false;
+  }
+#endif
+}
+
+}  // namespace
+
+void check(ErrorCode code, const char* what) {
+  if (code == kSuccess) return;
+  const bool memory = code == DLK_GPU(ErrorMemoryAllocation);
+  fail(memory ? DLK_OUT_OF_MEMORY : DLK_DEVICE_ERROR, what, ": ", DLK_GPU(GetErrorName)(code), " (",
+       DLK_GPU(GetErrorString)(code), ")");
+}
+
+void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Stream stream,
+                void** args) {
+  const ErrorCode pending = DLK_GPU(PeekAtLastError)();
+  const ErrorCode code = DLK_GPU(LaunchKernel)(kernel, grid, block, args, shared_bytes, stream);
+  if (code == kSuccess) return;
+  if (is_sticky(code)) {
+    fail(DLK_DEVICE_ERROR, "the device already failed in earlier work, before this call: ",
+         DLK_GPU(GetErrorName)(code), " (", DLK_GPU(GetErrorString)(code), ")");
+  }
+  if (pending == kSuccess) (void)DLK_GPU(GetLastError)();
+  check(code, "kernel launch");
+}
+
+int device_count() {
+  const ErrorCode pending = DLK_GPU(PeekAtLastError)();
+  int count = 0;
+  if (DLK_GPU(GetDeviceCount)(&count) != kSuccess) {
+    count = 0;  // no driver or no device
+    if (pending == kSuccess) (void)DLK_GPU(GetLastError)();
+  }
+  return count;
+}
+
+int multiprocessor_count() {
+  static std::atomic<int> cached[kMaxDevices];
+  int device = 0;
+  check(DLK_GPU(GetDevice)(&device), "current device");
+  const bool cacheable = device < kMaxDevices;
+  int count = cacheable ? cached[device].load(std::memory_order_relaxed) : 0;
+  if (count == 0) {
+#if defined(__HIPCC__)
+    check(hipDeviceGetAttribute(&count, hipDeviceAttributeMultiprocessorCount, device),
+          "multiprocessor count");
+#else
+    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+          "multiprocessor count");
+#endif
+    if (cacheable) cached[device] = count;
+  }
+  return count;
+}
+
+int grid_for(int64_t n, int per_block, int blocks_per_multiprocessor) {
+  const int64_t full = int64_t{multiprocessor_count()} * blocks_per_multiprocessor;
+  return static_cast<int>(std::clamp<int64_t>(ceil_div(n, per_block), 1, full));
+}
+
+void device_info(int device, dlk_device_info* info) {
+#if defined(__HIPCC__)
+  hipDeviceProp_t properties;
+#else
+  cudaDeviceProp properties;
+#endif
+  check(DLK_GPU(GetDeviceProperties)(&properties, device), "device properties");
+  std::strncpy(info->name, properties.name, sizeof(info->name) - 1);
+  info->name[sizeof(info->name) - 1] = '\0';
+  info->compute_capability = 10 * properties.major + properties.minor;
+  info->multiprocessors = properties.multiProcessorCount;
+  const int previous = push_device(device);
+  const ErrorCode code = DLK_GPU(MemGetInfo)(&info->free_memory_bytes, &info->total_memory_bytes);
+  pop_device(previous);
+  check(code, "memory size");
+  check(DLK_GPU(DriverGetVersion)(&info->driver_version), "driver version");
+  check(DLK_GPU(RuntimeGetVersion)(&info->runtime_version), "runtime version");
+}
+
+int push_device(int device) {
+  int current = -1;
+  check(DLK_GPU(GetDevice)(&current), "current device");
+  if (current == device) return -1;
+  check(DLK_GPU(SetDevice)(device), "set device");
+  return current;
+}
+
+void pop_device(int previous) noexcept {
+  if (previous >= 0) (void)DLK_GPU(SetDevice)(previous);
+}
+
+bool is_capturing(void* stream) {
+#if defined(__HIPCC__)
+  hipStreamCaptureStatus status = hipStreamCaptureStatusNone;
+  const ErrorCode code = hipStreamIsCapturing(static_cast<Stream>(stream), &status);
+  return code == kSuccess && status != hipStreamCaptureStatusNone;
+#else
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const ErrorCode code = cudaStreamIsCapturing(static_cast<Stream>(stream), &status);
+  return code == kSuccess && status != cudaStreamCaptureStatusNone;
+#endif
+}
+
+void synchronize(void* stream) {
+  check(DLK_GPU(StreamSynchronize)(static_cast<Stream>(stream)), "after the kernel");
+}
+
+void copy_to_host(void* dst, const void* src, size_t bytes, void* stream) {
+  check(DLK_GPU(MemcpyAsync)(dst, src, bytes, DLK_GPU(MemcpyDeviceToHost),
+                             static_cast<Stream>(stream)),
+        "copy to host");
+  synchronize(stream);
+}
+
+const char* check_pointer(const void* data, size_t bytes, int device) {
+#if defined(__HIPCC__)
+  (void)bytes;
+  hipPointerAttribute_t attributes;
+  if (hipPointerGetAttributes(&attributes, data) != hipSuccess) {
+    (void)hipGetLastError();
+    return "is not memory that the HIP runtime knows";
+  }
+  if (attributes.memoryType == hipMemoryTypeDevice && attributes.device != device) {
+    return "lies on another device than its DLTensor says";
+  }
+#else
+  cudaPointerAttributes attributes;
+  if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return "is not memory that the CUDA runtime knows";
+  }
+  if (attributes.type == cudaMemoryTypeUnregistered) {
+    return "is pageable host memory, not device memory";
+  }
+  if (attributes.type == cudaMemoryTypeDevice && attributes.device != device) {
+    return "lies on another device than its DLTensor says";
+  }
+  // The driver knows how far the allocation around an address reaches.
+  using GetRange = int (*)(unsigned long long*, size_t*, unsigned long long);
+  static const GetRange get_range = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    (void)cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &entry, 12000, cudaEnableDefault,
+                                           &found);
+    return reinterpret_cast<GetRange>(entry);
+  }();
+  unsigned long long base = 0;
+  size_t size = 0;
+  const auto address = reinterpret_cast<unsigned long long>(data);
+  if (get_range && get_range(&base, &size, address) == 0 && address + bytes > base + size) {
+    return "reaches past the end of its allocation";
+  }
+#endif
+  return nullptr;
+}
+
+}  // namespace dlkern::gpu
