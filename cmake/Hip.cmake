@@ -1,7 +1,4 @@
 # HIP language: the portable .cu files by clang for AMD GPUs.
-if(CMAKE_VERSION VERSION_LESS 3.28)
-  message(FATAL_ERROR "dlkern: DLKERN_GPU=hip needs CMake 3.28 or newer (pip install cmake)")
-endif()
 set(CMAKE_HIP_PLATFORM amd)
 if(NOT CMAKE_HIP_COMPILER AND NOT DEFINED ENV{HIPCXX})
   find_program(DLKERN_HIP_CLANG NAMES clang++-15 amdclang++ clang++ PATHS /opt/rocm/llvm/bin REQUIRED)
