@@ -1,0 +1,95 @@
+/* A C11 host of dlkern: runs ops on its own memory and reads the errors. Prints "ok" and exits 0. */
+#include <dlkern/dlkern.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static int failures = 0;
+
+static void expect(int ok, const char* what, int line) {
+  if (ok) return;
+  fprintf(stderr, "host.c:%d: %s (last error: %s)\n", line, what, dlk_last_error());
+  ++failures;
+}
+#define EXPECT(condition) expect((condition), #condition, __LINE__)
+
+static DLTensor cpu_tensor(float* data, int ndim, int64_t* shape) {
+  DLTensor t = {0};
+  t.data = data;
+  t.device.device_type = kDLCPU;
+  t.ndim = ndim;
+  t.dtype.code = kDLFloat;
+  t.dtype.bits = 32;
+  t.dtype.lanes = 1;
+  t.shape = shape; /* strides stay NULL: contiguous */
+  return t;
+}
+
+static int close_to(float got, double want) { return fabs(got - want) < 1e-5 * (1 + fabs(want)); }
+
+static void test_version(void) {
+  dlk_build_info info = {0};
+  info.struct_size = sizeof info;
+  EXPECT(dlk_version() == DLK_VERSION);
+  EXPECT(dlk_get_build_info(&info) == DLK_SUCCESS);
+  EXPECT(strcmp(info.gpu, "none") == 0 || strcmp(info.gpu, "cuda") == 0 ||
+         strcmp(info.gpu, "hip") == 0);
+  EXPECT(dlk_device_count() >= 0);
+}
+
+static void test_softmax(void) {
+  float x[6] = {0, 1, 2, 1000, 1000, 1000};
+  float y[6] = {0};
+  int64_t shape[2] = {2, 3};
+  DLTensor tx = cpu_tensor(x, 2, shape), ty = cpu_tensor(y, 2, shape);
+  const double sum = 1 + exp(1) + exp(2);
+
+  EXPECT(dlk_softmax_forward(&tx, &ty, NULL, NULL) == DLK_SUCCESS);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT(close_to(y[i], exp(i) / sum));
+    EXPECT(close_to(y[3 + i], 1.0 / 3));
+  }
+
+  dlk_softmax_params params = DLK_SOFTMAX_PARAMS_INIT;
+  params.axis = 0;
+  EXPECT(dlk_softmax_forward(&tx, &ty, &params, NULL) == DLK_SUCCESS);
+  EXPECT(y[0] == 0 && y[3] == 1);
+}
+
+static void test_errors(void) {
+  float x[6] = {0}, y[6];
+  int64_t shape[2] = {2, 3}, other[2] = {3, 2};
+  DLTensor tx = cpu_tensor(x, 2, shape), ty = cpu_tensor(y, 2, shape);
+  memset(y, 0x7f, sizeof y);
+  float before[6];
+  memcpy(before, y, sizeof y);
+
+  EXPECT(dlk_softmax_forward(NULL, &ty, NULL, NULL) == DLK_INVALID_ARGUMENT);
+  EXPECT(strstr(dlk_last_error(), "softmax: x") != NULL);
+
+  ty.shape = other;
+  EXPECT(dlk_softmax_forward(&tx, &ty, NULL, NULL) == DLK_INVALID_ARGUMENT);
+  EXPECT(strstr(dlk_last_error(), "y.shape") != NULL);
+  ty.shape = shape;
+
+  ty.dtype.bits = 16;
+  EXPECT(dlk_softmax_forward(&tx, &ty, NULL, NULL) != DLK_SUCCESS);
+  EXPECT(strstr(dlk_last_error(), "y.dtype is float16") != NULL);
+  ty.dtype.bits = 32;
+
+  dlk_softmax_params params = DLK_SOFTMAX_PARAMS_INIT;
+  params.axis = 2;
+  EXPECT(dlk_softmax_forward(&tx, &ty, &params, NULL) == DLK_INVALID_ARGUMENT);
+  EXPECT(strstr(dlk_last_error(), "axis") != NULL);
+
+  EXPECT(memcmp(before, y, sizeof y) == 0); /* a refused call writes nothing */
+  EXPECT(strcmp(dlk_status_string(DLK_INVALID_ARGUMENT), "DLK_INVALID_ARGUMENT") == 0);
+}
+
+int main(void) {
+  test_version();
+  test_softmax();
+  test_errors();
+  if (failures == 0) puts("ok");
+  return failures != 0;
+}
