@@ -1,4 +1,5 @@
-/* A C11 host of dlkern: runs ops on its own memory and reads the errors. Prints "ok" and exits 0. */
+/* A C11 host of dlkern: runs ops on its own memory and reads the errors. Prints "ok" and exits 0.
+ */
 #include <dlkern/dlkern.h>
 #include <math.h>
 #include <stdio.h>
