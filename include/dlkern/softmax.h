@@ -31,8 +31,8 @@ DLK_API dlk_status_t dlk_log_softmax_forward(const DLTensor* x, const DLTensor* 
                                              const dlk_launch* launch);
 
 /* dx = y * (dy - sum_j dy_j y_j); y is the forward result. */
-DLK_API dlk_status_t dlk_softmax_backward(const DLTensor* dy, const DLTensor* y,
-                                          const DLTensor* dx, const dlk_softmax_params* params,
+DLK_API dlk_status_t dlk_softmax_backward(const DLTensor* dy, const DLTensor* y, const DLTensor* dx,
+                                          const dlk_softmax_params* params,
                                           const dlk_launch* launch);
 /* dx = dy - exp(y) * sum_j dy_j; y is the forward result. */
 DLK_API dlk_status_t dlk_log_softmax_backward(const DLTensor* dy, const DLTensor* y,

@@ -253,8 +253,8 @@ void Call::debug_check_pointers() const {
       const int64_t step = t.strides[d] * (t.shape[d] - 1);
       (step < 0 ? low : high) += step;
     }
-    if (const char* why = gpu::check_pointer(t.as<char>() + low * item, (high - low + 1) * item,
-                                             device_.index)) {
+    if (const char* why =
+            gpu::check_pointer(t.as<char>() + low * item, (high - low + 1) * item, device_.index)) {
       fail(DLK_INVALID_ARGUMENT, t.name, " ", why);
     }
   }

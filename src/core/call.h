@@ -81,7 +81,9 @@ class Call {
   Tensor output(const char* name, const DLTensor* t);
   // Read and written (running statistics, optimizer state).
   Tensor inout(const char* name, const DLTensor* t) { return output(name, t); }
-  Tensor optional_input(const char* name, const DLTensor* t) { return t ? input(name, t) : Tensor{}; }
+  Tensor optional_input(const char* name, const DLTensor* t) {
+    return t ? input(name, t) : Tensor{};
+  }
   Tensor optional_output(const char* name, const DLTensor* t) {
     return t ? output(name, t) : Tensor{};
   }

@@ -15,7 +15,7 @@ int push_device(int device);
 void pop_device(int previous) noexcept;
 
 bool is_capturing(void* stream);
-void synchronize(void* stream);  // throws DEVICE_ERROR
+void synchronize(void* stream);                                             // throws DEVICE_ERROR
 void copy_to_host(void* dst, const void* src, size_t bytes, void* stream);  // synchronises
 
 // nullptr where [data, data + bytes) is memory that kernels on `device` can reach, else why not.

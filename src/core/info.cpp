@@ -50,9 +50,10 @@ dlk_status_t dlk_get_build_info(dlk_build_info* info) {
 dlk_status_t dlk_check_cpu(void) {
   const char* missing = dlkern::missing_cpu_feature();
   if (!missing) return DLK_SUCCESS;
-  const std::string message =
-      dlkern::cat("this CPU lacks ", missing, ", which dlkern was compiled for (" DLKERN_CPU_ARCH
-                  "); rebuild it with DLKERN_CPU_ARCH=x86-64 pip install --no-binary dlkern dlkern");
+  const std::string message = dlkern::cat(
+      "this CPU lacks ", missing,
+      ", which dlkern was compiled for (" DLKERN_CPU_ARCH
+      "); rebuild it with DLKERN_CPU_ARCH=x86-64 pip install --no-binary dlkern dlkern");
   return dlkern::set_last_error(DLK_NOT_SUPPORTED, "check_cpu", message.c_str());
 }
 

@@ -200,8 +200,8 @@ Tensor make_tensor(const char* name, const DLTensor* t) {
     if (!t->data) fail(DLK_INVALID_ARGUMENT, name, ".data is NULL, expected an address");
     r.data = static_cast<char*>(t->data) + t->byte_offset;
     if (reinterpret_cast<uintptr_t>(r.data) % dtype_size(r.dtype) != 0) {
-      fail(DLK_INVALID_ARGUMENT, name, " is not aligned to its item size of ",
-           dtype_size(r.dtype), " bytes");
+      fail(DLK_INVALID_ARGUMENT, name, " is not aligned to its item size of ", dtype_size(r.dtype),
+           " bytes");
     }
   }
   return r;
@@ -279,8 +279,8 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   for (int d = 0; d < b.ndim; ++d) {
     if (b.shape[d] > 1) g = std::gcd(g, std::llabs(b.strides[d]) * item_b);
   }
-  const int64_t apart = std::llabs(reinterpret_cast<intptr_t>(a.data) -
-                                   reinterpret_cast<intptr_t>(b.data));
+  const int64_t apart =
+      std::llabs(reinterpret_cast<intptr_t>(a.data) - reinterpret_cast<intptr_t>(b.data));
   return g == 0 ? apart < item_a : apart % g < item_a || g - apart % g < item_a;
 }
 

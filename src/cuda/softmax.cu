@@ -168,9 +168,9 @@ void launch_forward(const SoftmaxForward& p, const Launch& launch) {
   const Config config = pick(args);
   const int grid = grid_for(blocks_for(config, args.rows.numel), 1, 16);
   dispatch_group(config.group, [&]<Group kGroup>() {
-    launch_kernel(p.log ? softmax_forward_kernel<T, kGroup, true>
-                        : softmax_forward_kernel<T, kGroup, false>,
-                  grid, config.threads, 0, launch.stream, p.x.as<T>(), p.y.as<T>(), args);
+    launch_kernel(
+        p.log ? softmax_forward_kernel<T, kGroup, true> : softmax_forward_kernel<T, kGroup, false>,
+        grid, config.threads, 0, launch.stream, p.x.as<T>(), p.y.as<T>(), args);
   });
 }
 
