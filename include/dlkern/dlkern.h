@@ -2,6 +2,7 @@
 #ifndef DLKERN_DLKERN_H_
 #define DLKERN_DLKERN_H_
 
+#include <dlkern/activation.h>
 #include <dlkern/core.h>
 #include <dlkern/softmax.h>
 
