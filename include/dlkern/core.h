@@ -80,6 +80,15 @@ typedef enum dlk_precision { DLK_PRECISION_IEEE = 0, DLK_PRECISION_TF32 = 1 } dl
  * [N, C, spatial...] or [N, spatial..., C]. */
 typedef enum dlk_layout { DLK_LAYOUT_NCHW = 0, DLK_LAYOUT_NHWC = 1 } dlk_layout;
 
+/* Padding of convolution and pooling windows. */
+typedef enum dlk_padding_mode {
+  DLK_PADDING_EXPLICIT = 0, /* as in pad_begin and pad_end */
+  /* Output extent = ceil(extent / stride); the padding that this needs is split in halves, the
+   * larger one at the end. */
+  DLK_PADDING_SAME = 1,
+  DLK_PADDING_VALID = 2 /* none */
+} dlk_padding_mode;
+
 typedef enum dlk_reduction {
   DLK_REDUCTION_NONE = 0,
   DLK_REDUCTION_MEAN = 1,
