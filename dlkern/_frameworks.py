@@ -1,0 +1,281 @@
+"""What dlkern has to know of each array framework, and nothing numerical.
+
+An adapter is made once per array type. Frameworks are recognised by the module that defines the
+type, so none is ever imported here unless the caller already holds an array of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from typing import Any, Protocol
+
+_CPU_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
+
+Shape = tuple[int, ...]
+DLDevice = tuple[int, int]
+
+
+class Adapter:
+    """An unknown framework: arrays with ``__dlpack__``, whose stream is the legacy default one."""
+
+    name = "its framework"
+    #: Arrays can never be written; outputs are made by us and handed over by DLPack.
+    immutable = False
+    #: The framework has a current stream on which its arrays are ordered.
+    has_stream = False
+    #: The C exchange API of this type may be used.
+    trusts_exchange_api = True
+    #: Called as check(where, array) before an array is used, to refuse what DLPack would hide.
+    check: Any = None
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+
+    def export(self, array: Any, stream: int | None) -> Any:
+        """A DLPack capsule of the array, ordered before ``stream``."""
+        kwargs = {} if stream is None else {"stream": stream}
+        try:
+            return array.__dlpack__(max_version=(1, 1), **kwargs)
+        except TypeError:  # a producer older than DLPack 1.0
+            return array.__dlpack__(**kwargs)
+
+    def current_stream(self, device_id: int) -> int:
+        return 0
+
+    def dlpack_stream(self, handle: int, explicit: bool) -> int:
+        """What to pass as ``__dlpack__(stream=)``: never 0, which the protocol leaves undefined."""
+        if self.has_stream and not explicit:
+            return -1  # it is the producer's own current stream: nothing to wait for
+        return handle or 1
+
+    def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:
+        if device[0] in _CPU_DEVICES:
+            return numpy_empty(shape, dtype)
+        return device_empty(shape, dtype, device[1], stream)
+
+
+def numpy_dtype(name: str) -> Any:
+    """The NumPy dtype of a name, from ml_dtypes where NumPy has none of its own."""
+    import numpy as np
+
+    if name == "bfloat16" or name.startswith("float8"):
+        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+    return np.dtype(name)
+
+
+def numpy_empty(shape: Shape, dtype: str) -> Any:
+    import numpy as np
+
+    return np.empty(shape, numpy_dtype(dtype))
+
+
+def device_empty(shape: Shape, dtype: str, device_id: int, stream: int) -> Any:
+    """An uninitialised device array without any framework: a view of a cuda.core buffer."""
+    from cuda.core.utils import StridedMemoryView
+
+    np_dtype = numpy_dtype(dtype)
+    buffer = device_buffer(math.prod(shape) * np_dtype.itemsize, device_id, stream)
+    return StridedMemoryView.from_buffer(buffer, shape, dtype=np_dtype, itemsize=np_dtype.itemsize)
+
+
+@functools.cache
+def _memory_resource(device_id: int) -> Any:
+    import cuda.core
+
+    device = cuda.core.Device(device_id)
+    device.set_current()
+    return cuda.core.DeviceMemoryResource(device_id)
+
+
+def stream_object(handle: int) -> Any:
+    """The cuda.core stream of a native handle, which stays its creator's."""
+    import cuda.core
+
+    return cuda.core.Stream.from_handle(handle) if handle else cuda.core.LEGACY_DEFAULT_STREAM
+
+
+def device_buffer(size_bytes: int, device_id: int, stream: int) -> Any:
+    return _memory_resource(device_id).allocate(max(size_bytes, 1), stream=stream_object(stream))
+
+
+def pinned_empty(shape: Shape, dtype: str) -> Any:
+    """An uninitialised NumPy array over a page-locked cuda.core buffer."""
+    import cuda.core
+    import numpy as np
+
+    cuda.core.Device().set_current()
+    np_dtype = numpy_dtype(dtype)
+    size = math.prod(shape) * np_dtype.itemsize
+    buffer = cuda.core.LegacyPinnedMemoryResource().allocate(max(size, 1))
+    return np.from_dlpack(buffer).view(np.uint8)[:size].view(np_dtype).reshape(shape)
+
+
+class _NumPy(Adapter):
+    name = "numpy"
+
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls)
+        import numpy as np
+
+        if issubclass(cls, np.ma.MaskedArray):
+            self.check = _refuse("is a masked array, whose mask would be lost; pass its data")
+
+    def hidden_dtype(self, array: Any) -> str | None:
+        """The name of a dtype that NumPy itself cannot export (those of ml_dtypes)."""
+        return array.dtype.name if array.dtype.kind == "V" and array.dtype.names is None else None
+
+    def export(self, array: Any, stream: int | None) -> Any:
+        if self.hidden_dtype(array):
+            array = array.view(f"u{array.dtype.itemsize}")
+        return array.__dlpack__(max_version=(1, 1))
+
+    def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:
+        return numpy_empty(shape, dtype)
+
+
+class _Torch(Adapter):
+    name = "torch"
+    has_stream = True
+
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls)
+        import torch
+
+        self.torch = torch
+        if cls not in (torch.Tensor, torch.nn.Parameter):
+            # A subclass (FakeTensor, DTensor, ...) need not hold the memory that its base says.
+            self.check = _refuse(
+                f"is a {cls.__name__}, expected a plain torch.Tensor of real memory"
+            )
+        else:
+            self.check = self._check
+
+    def _check(self, where: str, tensor: Any) -> None:
+        if tensor.requires_grad and self.torch.is_grad_enabled():
+            raise ValueError(
+                f"{where} requires grad, and the plain functions record no gradients: pass "
+                "x.detach(), call under torch.no_grad(), or use dlkern.torch"
+            )
+        if tensor.layout is not self.torch.strided:
+            raise TypeError(f"{where} has layout {tensor.layout}, expected a strided tensor")
+        if tensor.is_neg() or tensor.is_conj():
+            raise ValueError(f"{where} is a lazy negated or conjugated view: call .resolve_neg()")
+
+    def current_stream(self, device_id: int) -> int:
+        return self.torch.cuda.current_stream(device_id).cuda_stream
+
+    def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:
+        where = "cpu" if device[0] in _CPU_DEVICES else f"cuda:{device[1]}"
+        return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=where)
+
+
+class _CuPy(Adapter):
+    name = "cupy"
+    has_stream = True
+
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls)
+        import cupy
+
+        self.cupy = cupy
+
+    def current_stream(self, device_id: int) -> int:
+        return self.cupy.cuda.get_current_stream(device_id).ptr
+
+    def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:
+        with self.cupy.cuda.Device(device[1]):
+            return self.cupy.empty(shape, numpy_dtype(dtype))
+
+
+class _Immutable(Adapter):
+    """Arrays that nobody may write: outputs are filled by us, then handed over by DLPack."""
+
+    immutable = True
+
+    def allocate(
+        self, shape: Shape, itemsize: int, device: DLDevice, stream: int
+    ) -> tuple[Any, int]:
+        """Memory for an output: its owner and its address, aligned to 64 bytes."""
+        size = math.prod(shape) * itemsize
+        if device[0] in _CPU_DEVICES:
+            import numpy as np
+
+            owner = np.empty(size + 64, np.uint8)
+            return owner, -(-owner.ctypes.data // 64) * 64
+        buffer = device_buffer(size, device[1], stream)
+        return buffer, int(buffer.handle)
+
+    def synchronize(self, device: DLDevice, stream: int) -> None:
+        """Waits for the call: the framework's own streams know nothing of ours, so an input's
+        memory might be given to somebody else while our kernel still reads it.
+        """
+        if device[0] not in _CPU_DEVICES:
+            stream_object(stream).sync()
+
+    def adopt(self, export: Any) -> Any:
+        raise NotImplementedError
+
+
+class _Jax(_Immutable):
+    name = "jax"
+
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls)
+        import jax
+
+        self.jax = jax
+        if issubclass(cls, jax.core.Tracer):
+            self.check = _refuse(
+                "is a JAX tracer: the plain functions run at once and cannot be traced by jit, "
+                "grad or vmap"
+            )
+
+    def export(self, array: Any, stream: int | None) -> Any:
+        return super().export(array.block_until_ready(), stream)
+
+    def adopt(self, export: Any) -> Any:
+        return self.jax.dlpack.from_dlpack(export)
+
+
+class _TensorFlow(_Immutable):
+    name = "tensorflow"
+
+    def export(self, array: Any, stream: int | None) -> Any:
+        return importlib.import_module("tensorflow").experimental.dlpack.to_dlpack(array)
+
+    def adopt(self, export: Any) -> Any:
+        return importlib.import_module("tensorflow").experimental.dlpack.from_dlpack(
+            export.__dlpack__()
+        )
+
+
+class _Check(Protocol):
+    def __call__(self, where: str, array: Any) -> None: ...
+
+
+def _refuse(why: str) -> _Check:
+    def check(where: str, array: Any) -> None:
+        raise TypeError(f"{where} {why}")
+
+    return check
+
+
+_ADAPTERS: dict[str, type[Adapter]] = {
+    "numpy": _NumPy,
+    "torch": _Torch,
+    "cupy": _CuPy,
+    "jax": _Jax,
+    "jaxlib": _Jax,
+    "tensorflow": _TensorFlow,
+}
+
+
+def adapter_of(cls: type) -> Adapter:
+    """The adapter of an array type, by the framework of its nearest known base class."""
+    for base in cls.__mro__:
+        known = _ADAPTERS.get(base.__module__.partition(".")[0])
+        if known is not None:
+            return known(cls)
+    return Adapter(cls)

@@ -1,0 +1,21 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=False
+# The one extension module: the Python side of the C API. Each op family is one .pxi.
+cimport cython
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport (
+    PyCapsule_GetPointer,
+    PyCapsule_IsValid,
+    PyCapsule_New,
+    PyCapsule_SetName,
+)
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint64_t, uintptr_t
+from libc.string cimport memset
+
+from core cimport *
+
+include "dlpack.pxi"
+include "call.pxi"
+include "info.pxi"
+include "softmax.pxi"

@@ -1,0 +1,411 @@
+# One call from Python: arrays in, stream and workspace found, outputs allocated, errors raised.
+#
+# Every function of the other .pxi files has this form:
+#
+#     def softmax(x, int axis, out, stream):
+#         cdef Call call = Call("softmax", stream)
+#         cdef const DLTensor* tx = call.input("x", x)
+#         cdef const DLTensor* ty = call.output("y", out, tx.ndim, tx.shape, tx.dtype)
+#         cdef dlk_softmax_params params = ...
+#         while call.pending():
+#             with nogil:
+#                 call.status = dlk_softmax_forward(tx, ty, &params, &call.launch)
+#         return call.result()
+from threading import local as _thread_local
+
+
+class DeviceError(RuntimeError):
+    """The GPU or its driver failed."""
+
+
+cdef dict _exceptions = {
+    DLK_INVALID_ARGUMENT: ValueError,
+    DLK_UNSUPPORTED_DTYPE: TypeError,
+    DLK_NOT_SUPPORTED: NotImplementedError,
+    DLK_WORKSPACE_TOO_SMALL: ValueError,
+    DLK_OUT_OF_MEMORY: MemoryError,
+    DLK_DEVICE_ERROR: DeviceError,
+    DLK_INTERNAL: RuntimeError,
+}
+
+
+cdef int check(dlk_status_t status) except -1:
+    """Raises the last error of this thread for any status but success."""
+    if status == DLK_SUCCESS:
+        return 0
+    raise _exceptions.get(status, RuntimeError)(dlk_last_error().decode())
+
+
+# State of the current thread that a `with` block or explain() sets for the calls inside it.
+cdef extern from *:
+    """
+    static _Thread_local struct { void* data; size_t bytes; int device; int is_set; } dlk_workspace;
+    static _Thread_local int dlk_explaining = 0;
+    """
+    ctypedef struct Workspace "__typeof__(dlk_workspace)":
+        void* data
+        size_t bytes
+        int device
+        bint is_set
+    Workspace dlk_workspace
+    int dlk_explaining
+
+_explained = _thread_local()
+
+cdef enum:
+    MAX_TENSORS = 16
+
+
+cdef bint on_gpu(const DLTensor* tensor) noexcept:
+    return tensor.device.device_type not in (kDLCPU, kDLCUDAHost, kDLROCMHost)
+
+
+cdef uintptr_t handle_of(object stream) except? 0:
+    """The native handle of a stream given as an int or as an object that holds one."""
+    if isinstance(stream, int):
+        if stream < 0:
+            raise ValueError(f"stream is {stream}, expected a stream handle")
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return (protocol() if callable(protocol) else protocol)[1]
+    for attribute in ("cuda_stream", "ptr"):      # torch.cuda.Stream, cupy.cuda.Stream
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return handle
+    raise TypeError(f"stream is {type(stream).__name__}, expected an int or an object with "
+                    "__cuda_stream__")
+
+
+@cython.final
+@cython.freelist(8)
+cdef class Call:
+    cdef dlk_launch launch
+    cdef dlk_status_t status
+    cdef str op
+    cdef int count
+    cdef int attempts
+    cdef Slot slots[MAX_TENSORS]
+    cdef Framework framework     # of the first array; outputs come from it
+    cdef object first            # the first array
+    cdef const DLTensor* first_tensor
+    cdef str first_name
+    cdef object stream           # as the caller gave it
+    cdef list outputs            # what result() returns
+    cdef list keep               # alive until the call is over
+    cdef str out_alias           # C name of the output that the caller passed as out=
+
+    def __cinit__(self, str op, stream):
+        memset(&self.launch, 0, sizeof(dlk_launch))
+        self.launch.struct_size = sizeof(dlk_launch)
+        self.op = op
+        self.count = 0
+        self.attempts = 0
+        self.first_tensor = NULL
+        self.stream = stream
+        self.outputs = []
+        self.keep = []
+        if dlk_explaining:
+            self.launch.flags = DLK_LAUNCH_PLAN_ONLY
+
+    def __dealloc__(self):
+        for i in range(self.count):
+            release(&self.slots[i])
+
+    # ---- Arguments ---------------------------------------------------------------------------
+
+    cdef const DLTensor* input(self, str name, object array) except NULL:
+        return self.add(name, array, False)
+
+    cdef const DLTensor* optional_input(self, str name, object array) except? NULL:
+        return NULL if array is None else self.add(name, array, False)
+
+    cdef const DLTensor* inout(self, str name, object array) except NULL:
+        return self.add(name, array, True)
+
+    cdef const DLTensor* optional_inout(self, str name, object array) except? NULL:
+        return NULL if array is None else self.add(name, array, True)
+
+    cdef const DLTensor* output(self, str name, object out, int ndim, const int64_t* shape,
+                                DLDataType dtype) except NULL:
+        """An output: `out` where the caller gave one, else a new array of the first argument's
+        framework. It becomes (the next) part of result()."""
+        if out is not None:
+            if not self.outputs:
+                self.out_alias = name
+            tensor = self.add("out" if not self.outputs else name, out, True)
+            self.outputs.append(out)
+            return tensor
+        return self.allocate(name, ndim, shape, dtype)
+
+    cdef const DLTensor* output_like(self, str name, object out, const DLTensor* like) except NULL:
+        return self.output(name, out, like.ndim, like.shape, like.dtype)
+
+    # ---- The run -----------------------------------------------------------------------------
+
+    cdef bint pending(self) except -1:
+        """True before the C function is to be called: once, and once more when it asked for a
+        workspace that the caller did not provide."""
+        cdef dlk_plan plan
+        cdef int64_t bytes
+        self.attempts += 1
+        if self.attempts == 1:
+            return True
+        if (self.status != DLK_WORKSPACE_TOO_SMALL or self.attempts > 2
+                or self.launch.workspace != NULL):
+            return False
+        plan.struct_size = sizeof(dlk_plan)
+        check(dlk_explain_last(&plan))
+        bytes = plan.workspace_bytes
+        tensor = self.allocate("workspace", 1, &bytes, dtype_named("uint8"))
+        self.keep.append(self.outputs.pop())
+        self.launch.workspace = <char*>tensor.data + tensor.byte_offset
+        self.launch.workspace_bytes = bytes
+        return True
+
+    cdef object result(self):
+        """Raises for a failed call; else the outputs: one array, or a tuple, or None."""
+        if self.status != DLK_SUCCESS:
+            self.fail()
+        if self.launch.flags & DLK_LAUNCH_PLAN_ONLY:
+            self.explain()
+        if self.framework.adapter.immutable:
+            self.framework.adapter.synchronize(self.device_tuple(), <uintptr_t>self.launch.stream)
+            self.outputs = [
+                self.framework.adapter.adopt(o) if type(o) is Export else o for o in self.outputs
+            ]
+        if len(self.outputs) == 1:
+            return self.outputs[0]
+        return tuple(self.outputs) if self.outputs else None
+
+    cdef object fail(self):
+        """C names an output by its role; the caller of the plain functions knows it as `out`."""
+        cdef str message = dlk_last_error().decode()
+        if self.out_alias is not None:
+            head = f"{self.op}: {self.out_alias}"
+            if message.startswith(head) and not message[len(head):len(head) + 1].isalnum():
+                message = f"{self.op}: out{message[len(head):]}"
+        raise _exceptions.get(self.status, RuntimeError)(message)
+
+    cdef int explain(self) except -1:
+        cdef dlk_plan plan
+        plan.struct_size = sizeof(dlk_plan)
+        check(dlk_explain_last(&plan))
+        _explained.plans.append((self.op, plan.implementation.decode(),
+                                 plan.explanation.decode(), plan.workspace_bytes))
+        return 0
+
+    # ---- Pieces ------------------------------------------------------------------------------
+
+    cdef tuple device_tuple(self):
+        return (int(self.first_tensor.device.device_type), self.first_tensor.device.device_id)
+
+    cdef Slot* next_slot(self) except NULL:
+        if self.count == MAX_TENSORS:
+            raise RuntimeError(f"{self.op}: more than {MAX_TENSORS} arrays")
+        slot = &self.slots[self.count]
+        memset(slot, 0, sizeof(Slot))
+        self.count += 1
+        return slot
+
+    cdef const DLTensor* add(self, str name, object array, bint written) except NULL:
+        cdef Framework framework = framework_of(array)
+        cdef Slot* slot
+        if framework.checked:
+            framework.adapter.check(f"{self.op}: {name}", array)
+        slot = self.next_slot()
+        if framework.api != NULL:
+            if framework.api.dltensor_from_py_object_no_sync(<void*>array, &slot.tensor) != 0:
+                self.count -= 1
+                raise_pending(f"{self.op}: {name} cannot be exported by DLPack")
+            if self.first is None:
+                self.set_first(name, array, framework, &slot.tensor)
+        else:
+            self.take(name, array, framework, slot)
+        if framework is not self.framework:
+            self.check_order(name, framework, &slot.tensor)
+        if written and (slot.read_only or framework.adapter.immutable):
+            raise ValueError(f"{self.op}: {name} is read-only, expected a writable array")
+        return &slot.tensor
+
+    cdef int take(self, str name, object array, Framework framework, Slot* slot) except -1:
+        """Through a capsule: of the array's __dlpack__, or the array is one itself."""
+        cdef str where = f"{self.op}: {name}"
+        if is_capsule(array):
+            take_capsule(array, where, slot)
+            if self.first is None:
+                self.set_first(name, array, framework, &slot.tensor)
+            return 0
+        if not hasattr(array, "__dlpack__"):
+            raise TypeError(f"{where} is {type(array).__name__}, expected an array with __dlpack__")
+        if framework.numpy:
+            code = framework.adapter.hidden_dtype(array)
+            take_capsule(framework.adapter.export(array, None), where, slot)
+            if code is not None:
+                slot.tensor.dtype = dtype_named(code)
+            if self.first is None:
+                self.set_first(name, array, framework, &slot.tensor)
+            return 0
+        device_type, device_id = array.__dlpack_device__()
+        stream = None
+        if device_type not in (kDLCPU, kDLCUDAHost, kDLROCMHost):
+            # The producer is always handed an explicit stream; on its own current one it has
+            # nothing to wait for, which also keeps captures free of foreign events.
+            if self.first is None:
+                self.find_stream(framework, device_id)
+            stream = framework.adapter.dlpack_stream(<uintptr_t>self.launch.stream,
+                                                     self.stream is not None)
+        take_capsule(framework.adapter.export(array, stream), where, slot)
+        if self.first is None:
+            self.set_first(name, array, framework, &slot.tensor)
+        return 0
+
+    cdef int set_first(self, str name, object array, Framework framework,
+                       const DLTensor* tensor) except -1:
+        self.first = array
+        self.first_name = name
+        self.first_tensor = tensor
+        self.framework = framework
+        if on_gpu(tensor):
+            self.find_stream(framework, tensor.device.device_id)
+            if dlk_workspace.is_set and dlk_workspace.device == tensor.device.device_id:
+                self.launch.workspace = dlk_workspace.data
+                self.launch.workspace_bytes = dlk_workspace.bytes
+        return 0
+
+    cdef int find_stream(self, Framework framework, int device_id) except -1:
+        """The caller's stream, else the framework's current one."""
+        if self.stream is not None:
+            self.launch.stream = <void*>handle_of(self.stream)
+        else:
+            self.launch.stream = current_stream(framework, device_id)
+        return 0
+
+    cdef int check_order(self, str name, Framework framework, const DLTensor* tensor) except -1:
+        """Arrays of two frameworks on a GPU need one stream that orders both."""
+        if self.stream is not None or not on_gpu(tensor) or not on_gpu(self.first_tensor):
+            return 0
+        if not framework.adapter.has_stream or not self.framework.adapter.has_stream:
+            return 0   # __dlpack__(stream=ours) has ordered it
+        if current_stream(framework, tensor.device.device_id) != self.launch.stream:
+            raise ValueError(
+                f"{self.op}: {name} is an array of {framework.adapter.name}, whose current stream "
+                f"is not that of {self.framework.adapter.name} ({self.first_name}); "
+                "pass stream= to say on which one the call is ordered")
+        return 0
+
+    cdef const DLTensor* allocate(self, str name, int ndim, const int64_t* shape,
+                                  DLDataType dtype) except NULL:
+        """A new contiguous array of the first argument's framework, on its device."""
+        cdef DLTensor prototype
+        cdef DLManagedTensorVersioned* managed = NULL
+        cdef void* made = NULL
+        cdef Slot* slot
+        if self.framework.api != NULL:
+            memset(&prototype, 0, sizeof(DLTensor))
+            prototype.device = self.first_tensor.device
+            prototype.ndim = ndim
+            prototype.shape = <int64_t*>shape
+            prototype.dtype = dtype
+            if self.framework.api.managed_tensor_allocator(
+                    &prototype, &managed, NULL, set_python_error) != 0:
+                raise_pending(f"{self.op}: {name} could not be allocated")
+            if self.framework.api.managed_tensor_to_py_object_no_sync(managed, &made) != 0:
+                raise_pending(f"{self.op}: {name} could not be allocated")
+            array = <object>made
+            Py_DECREF(array)      # `made` was a new reference
+            slot = self.next_slot()
+            if self.framework.api.dltensor_from_py_object_no_sync(made, &slot.tensor) != 0:
+                self.count -= 1
+                raise_pending(f"{self.op}: {name} could not be allocated")
+            self.outputs.append(array)
+            return &slot.tensor
+        extents = tuple([shape[i] for i in range(ndim)])
+        if self.framework.adapter.immutable:
+            owner, address = self.framework.adapter.allocate(
+                extents, dtype.bits // 8, self.device_tuple(), <uintptr_t>self.launch.stream)
+            export = Export(owner, address, extents, dtype_name(dtype), self.device_tuple())
+            slot = self.next_slot()
+            slot.tensor = (<Export>export).tensor
+            self.outputs.append(export)
+            return &slot.tensor
+        array = self.framework.adapter.empty(extents, dtype_name(dtype), self.device_tuple(),
+                                             <uintptr_t>self.launch.stream)
+        self.outputs.append(array)
+        return self.add(name, array, True)
+
+
+cdef void* current_stream(Framework framework, int device_id) except? NULL:
+    cdef void* stream = NULL
+    if framework.api != NULL:
+        if framework.api.current_work_stream(kDLCUDA, device_id, &stream) != 0:
+            raise_pending("the current stream cannot be had")
+        return stream
+    return <void*><uintptr_t>framework.adapter.current_stream(device_id)
+
+
+cdef extern from "Python.h":
+    PyObject* PyErr_Occurred()
+    void PyErr_SetString(object, const char*)
+
+
+cdef int raise_pending(str otherwise) except -1:
+    """The Python error that a C function has set, or BufferError where it set none."""
+    if PyErr_Occurred() == NULL:
+        PyErr_SetString(BufferError, otherwise.encode())
+    return -1
+
+
+cdef void set_python_error(void* context, const char* kind, const char* message) noexcept with gil:
+    PyErr_SetString(MemoryError if kind == b"MemoryError" else RuntimeError, message)
+
+
+def stream_handle(stream):
+    """The native handle of a stream, as an int."""
+    return handle_of(stream)
+
+
+# ---- For explain() and the workspace block ------------------------------------------------------
+
+def explained(function, args, kwargs):
+    """Runs `function` in plan-only mode; the plans of its calls as (op, name, text, bytes)."""
+    global dlk_explaining
+    previous = getattr(_explained, "plans", None)
+    _explained.plans = []
+    dlk_explaining += 1
+    try:
+        function(*args, **kwargs)
+        return _explained.plans
+    finally:
+        dlk_explaining -= 1
+        _explained.plans = previous
+
+
+def swap_workspace(array):
+    """Makes `array` (or None) this thread's workspace; returns what restores the one before."""
+    global dlk_workspace
+    previous = ((<uintptr_t>dlk_workspace.data, dlk_workspace.bytes, dlk_workspace.device)
+                if dlk_workspace.is_set else None)
+    if array is None:
+        dlk_workspace.is_set = False
+        return previous
+    if isinstance(array, tuple):
+        address, size, device = array
+        dlk_workspace.data, dlk_workspace.bytes = <void*><uintptr_t>address, size
+        dlk_workspace.device = device
+        dlk_workspace.is_set = True
+        return previous
+    cdef Call call = Call("workspace", None)
+    cdef const DLTensor* tensor = call.inout("buffer", array)
+    cdef int64_t size_bytes = tensor.dtype.bits // 8
+    cdef int64_t expected = 1
+    for i in range(tensor.ndim - 1, -1, -1):
+        if tensor.strides != NULL and tensor.shape[i] > 1 and tensor.strides[i] != expected:
+            raise ValueError("workspace: buffer is strided, expected a contiguous array")
+        expected *= tensor.shape[i]
+        size_bytes *= tensor.shape[i]
+    dlk_workspace.data = <char*>tensor.data + tensor.byte_offset
+    dlk_workspace.bytes = size_bytes
+    dlk_workspace.device = tensor.device.device_id
+    dlk_workspace.is_set = on_gpu(tensor)
+    return previous

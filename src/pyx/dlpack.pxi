@@ -1,0 +1,222 @@
+# DLPack in and out: frameworks by type, element types by name, and our own exports.
+from dlkern._frameworks import adapter_of as _adapter_of
+
+
+# ---- Element types ---------------------------------------------------------------------------
+
+cdef dict _dtype_names = {
+    (2, 64): "float64", (2, 32): "float32", (2, 16): "float16", (4, 16): "bfloat16",
+    (10, 8): "float8_e4m3fn", (12, 8): "float8_e5m2",
+    (0, 8): "int8", (0, 16): "int16", (0, 32): "int32", (0, 64): "int64",
+    (1, 8): "uint8", (1, 16): "uint16", (1, 32): "uint32", (1, 64): "uint64",
+    (6, 8): "bool", (5, 64): "complex64", (5, 128): "complex128",
+}
+cdef dict _dtype_codes = {name: code for code, name in _dtype_names.items()}
+
+
+cdef str dtype_name(DLDataType dtype):
+    return _dtype_names.get((dtype.code, dtype.bits)) or f"dtype(code={dtype.code}, bits={dtype.bits})"
+
+
+cdef DLDataType dtype_named(str name) except *:
+    cdef DLDataType dtype
+    code, bits = _dtype_codes[name]
+    dtype.code, dtype.bits, dtype.lanes = code, bits, 1
+    return dtype
+
+
+# ---- Frameworks ------------------------------------------------------------------------------
+
+@cython.final
+cdef class Framework:
+    """What is known of one array type: its adapter and, where it has one, its C exchange API."""
+    cdef object adapter
+    cdef const DLPackExchangeAPI* api
+    cdef bint checked      # the adapter wants to look at each array before it is used
+    cdef bint numpy
+
+    def __cinit__(self, type cls):
+        self.adapter = _adapter_of(cls)
+        self.checked = self.adapter.check is not None
+        self.numpy = self.adapter.name == "numpy"
+        self.api = NULL
+        capsule = getattr(cls, "__dlpack_c_exchange_api__", None)
+        if capsule is not None and self.adapter.trusts_exchange_api:
+            self.api = find_api(
+                <const DLPackExchangeAPI*>PyCapsule_GetPointer(capsule, "dlpack_exchange_api"))
+
+
+cdef const DLPackExchangeAPI* find_api(const DLPackExchangeAPI* api) noexcept:
+    """The table of the newest major version that we know, along the chain of older ones."""
+    while api != NULL and api.header.version.major != DLPACK_MAJOR_VERSION:
+        api = <const DLPackExchangeAPI*>api.header.prev_api
+    if api != NULL and api.dltensor_from_py_object_no_sync == NULL:
+        return NULL
+    return api
+
+
+cdef dict _frameworks = {}
+
+
+cdef inline Framework framework_of(object array):
+    cdef type cls = type(array)
+    found = _frameworks.get(cls)
+    if found is None:
+        found = _frameworks[cls] = Framework(cls)
+    return <Framework>found
+
+
+# ---- In --------------------------------------------------------------------------------------
+
+cdef enum Owner:
+    BORROWED      # the caller's argument keeps it alive
+    LEGACY        # a DLManagedTensor to delete
+    VERSIONED     # a DLManagedTensorVersioned to delete
+
+
+cdef struct Slot:
+    DLTensor tensor
+    Owner owner
+    void* managed
+    bint read_only
+
+
+cdef void release(Slot* slot) noexcept:
+    if slot.owner == LEGACY:
+        legacy = <DLManagedTensor*>slot.managed
+        if legacy.deleter != NULL:
+            legacy.deleter(legacy)
+    elif slot.owner == VERSIONED:
+        versioned = <DLManagedTensorVersioned*>slot.managed
+        if versioned.deleter != NULL:
+            versioned.deleter(versioned)
+    slot.owner = BORROWED
+
+
+cdef int take_capsule(object capsule, str where, Slot* slot) except -1:
+    """Moves a DLPack capsule's tensor into slot. The capsule is renamed at once, so that it cannot
+    be used twice and its own destructor leaves the tensor to us."""
+    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        versioned = <DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, "dltensor_versioned")
+        if versioned.version.major != DLPACK_MAJOR_VERSION:
+            raise BufferError(f"{where} is a DLPack {versioned.version.major} tensor, "
+                              f"expected version {DLPACK_MAJOR_VERSION}")
+        PyCapsule_SetName(capsule, "used_dltensor_versioned")
+        slot.owner = VERSIONED
+        slot.managed = versioned
+        slot.tensor = versioned.dl_tensor
+        slot.read_only = (versioned.flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0
+    elif PyCapsule_IsValid(capsule, "dltensor"):
+        legacy = <DLManagedTensor*>PyCapsule_GetPointer(capsule, "dltensor")
+        PyCapsule_SetName(capsule, "used_dltensor")
+        slot.owner = LEGACY
+        slot.managed = legacy
+        slot.tensor = legacy.dl_tensor
+        slot.read_only = False
+    elif (PyCapsule_IsValid(capsule, "used_dltensor")
+          or PyCapsule_IsValid(capsule, "used_dltensor_versioned")):
+        raise ValueError(f"{where} is a DLPack capsule that was used before; "
+                         "a capsule can be used once")
+    else:
+        raise TypeError(f"{where} is a capsule that holds no DLPack tensor")
+    return 0
+
+
+cdef bint is_capsule(object array):
+    return type(array).__name__ == "PyCapsule"
+
+
+# ---- Out -------------------------------------------------------------------------------------
+
+cdef struct ExportContext:
+    DLManagedTensorVersioned versioned
+    DLManagedTensor legacy
+    int64_t extents[16]   # shape, then strides
+    PyObject* owner
+
+
+cdef void export_release(ExportContext* context) noexcept with gil:
+    Py_DECREF(<object>context.owner)
+    PyMem_Free(context)
+
+
+cdef extern from "Python.h":
+    int Py_IsInitialized() nogil
+
+
+cdef void export_delete_versioned(DLManagedTensorVersioned* self) noexcept nogil:
+    if Py_IsInitialized():
+        export_release(<ExportContext*>self.manager_ctx)
+
+
+cdef void export_delete_legacy(DLManagedTensor* self) noexcept nogil:
+    if Py_IsInitialized():
+        export_release(<ExportContext*>self.manager_ctx)
+
+
+cdef void capsule_delete(object capsule) noexcept:
+    """Of a capsule that nobody consumed."""
+    cdef DLManagedTensorVersioned* versioned
+    cdef DLManagedTensor* legacy
+    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        versioned = <DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, "dltensor_versioned")
+        versioned.deleter(versioned)
+    elif PyCapsule_IsValid(capsule, "dltensor"):
+        legacy = <DLManagedTensor*>PyCapsule_GetPointer(capsule, "dltensor")
+        legacy.deleter(legacy)
+
+
+@cython.final
+cdef class Export:
+    """A contiguous array over somebody's memory, which any DLPack consumer can take.
+
+    Used to hand a freshly filled buffer to frameworks whose own arrays cannot be written.
+    """
+    cdef object owner       # keeps the memory alive
+    cdef DLTensor tensor
+    cdef int64_t shape[8]
+
+    def __init__(self, owner, uintptr_t address, tuple shape, str dtype, tuple device):
+        self.owner = owner
+        memset(&self.tensor, 0, sizeof(DLTensor))
+        self.tensor.data = <void*>address
+        self.tensor.device.device_type = <DLDeviceType><int>device[0]
+        self.tensor.device.device_id = device[1]
+        self.tensor.dtype = dtype_named(dtype)
+        self.tensor.ndim = <int32_t>len(shape)
+        for i, extent in enumerate(shape):
+            self.shape[i] = extent
+        self.tensor.shape = self.shape
+
+    def __dlpack_device__(self):
+        return int(self.tensor.device.device_type), self.tensor.device.device_id
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("this array is exported in place only")
+        context = <ExportContext*>PyMem_Malloc(sizeof(ExportContext))
+        if context == NULL:
+            raise MemoryError
+        memset(context, 0, sizeof(ExportContext))
+        cdef int64_t contiguous = 1
+        cdef int ndim = self.tensor.ndim
+        for i in range(ndim - 1, -1, -1):
+            context.extents[i] = self.shape[i]
+            context.extents[ndim + i] = contiguous
+            contiguous *= self.shape[i]
+        cdef DLTensor tensor = self.tensor
+        tensor.shape = context.extents
+        tensor.strides = context.extents + ndim
+        context.owner = <PyObject*>self.owner
+        Py_INCREF(self.owner)
+        if max_version is not None and max_version[0] >= 1:
+            context.versioned.version.major = 1
+            context.versioned.version.minor = 0
+            context.versioned.manager_ctx = context
+            context.versioned.deleter = export_delete_versioned
+            context.versioned.dl_tensor = tensor
+            return PyCapsule_New(&context.versioned, "dltensor_versioned", capsule_delete)
+        context.legacy.manager_ctx = context
+        context.legacy.deleter = export_delete_legacy
+        context.legacy.dl_tensor = tensor
+        return PyCapsule_New(&context.legacy, "dltensor", capsule_delete)

@@ -1,0 +1,45 @@
+# What this build is and what machine it runs on.
+
+check(dlk_check_cpu())    # before any kernel: an ImportError that says how to rebuild
+
+
+def build_info():
+    cdef dlk_build_info info
+    info.struct_size = sizeof(dlk_build_info)
+    check(dlk_get_build_info(&info))
+    return {
+        "version": info.version.decode(),
+        "gpu": info.gpu.decode(),
+        "architectures": [a for a in info.architectures.decode().split(";") if a],
+        "compilers": info.compilers.decode(),
+        "blas": info.blas.decode(),
+        "cpu_arch": info.cpu_arch.decode(),
+    }
+
+
+def devices():
+    cdef dlk_device_info info
+    found = []
+    for index in range(dlk_device_count()):
+        memset(&info, 0, sizeof(dlk_device_info))
+        info.struct_size = sizeof(dlk_device_info)
+        check(dlk_get_device_info(index, &info))
+        found.append({
+            "index": index,
+            "name": info.name.decode(),
+            "compute_capability": divmod(info.compute_capability, 10),
+            "total_memory_bytes": info.total_memory_bytes,
+            "free_memory_bytes": info.free_memory_bytes,
+            "multiprocessors": info.multiprocessors,
+            "driver_version": info.driver_version,
+            "runtime_version": info.runtime_version,
+        })
+    return found
+
+
+def set_num_threads(int n):
+    check(dlk_set_num_threads(n))
+
+
+def get_num_threads():
+    return dlk_get_num_threads()
