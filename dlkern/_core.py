@@ -128,14 +128,15 @@ def devices() -> list[dict[str, Any]]:
     return _dlkern.devices()
 
 
-_PACKAGE = pathlib.Path(__file__).parent
+# Beside the extension, which in an editable install is not beside this file.
+_INSTALLED = pathlib.Path(_dlkern.__file__).parent
 
 
 def get_include() -> str:
     """Folder of the C headers (``dlkern/*.h`` and ``dlpack/dlpack.h``) for C and C++ programs."""
-    return str(_PACKAGE / "include")
+    return str(_INSTALLED / "include")
 
 
 def get_library() -> str:
     """Path of the shared library with the C API, for hosts other than Python."""
-    return str(_PACKAGE / "lib" / "libdlkern.so")
+    return str(_INSTALLED / "lib" / "libdlkern.so")

@@ -70,7 +70,7 @@ typedef struct dlk_plan {
   uint32_t reserved;
   size_t workspace_bytes;
   const char* implementation; /* name of the chosen implementation, "" if there was none */
-  const char* explanation;    /* why the better ones declined, one line each */
+  const char* explanation;    /* one line for each that was asked; of PLAN_ONLY calls */
 } dlk_plan;
 
 /* float32 products in GEMM and convolution: full precision, or tf32 tensor cores where present. */

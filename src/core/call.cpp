@@ -11,7 +11,7 @@ namespace dlkern {
 namespace {
 
 struct Plan {
-  std::string implementation;
+  const char* implementation = "";
   std::string explanation;
   size_t workspace_bytes = 0;
 };
@@ -198,23 +198,22 @@ std::vector<int64_t> Call::read_integers(const Tensor& t) const {
   });
 }
 
-void Call::begin_choice() {
-  explanation_.clear();
-  last_plan = {};
-}
-
 void Call::declined(const char* impl, const char* reason) {
   explanation_ += cat(impl, ": declined, ", reason, "\n");
 }
 
 bool Call::chosen(const char* impl, size_t workspace_bytes) {
   const bool plan_only = flags_ & DLK_LAUNCH_PLAN_ONLY;
-  explanation_ += cat(impl, ": chosen");
-  if (workspace_bytes) explanation_ += cat(" (workspace ", workspace_bytes, " bytes)");
-  last_plan = {impl, explanation_, workspace_bytes};
-  if (verbose() && !plan_only) {
-    std::fprintf(stderr, "dlkern: %s: %s\n", describe().c_str(), explanation_.c_str());
+  if (plan_only || verbose()) {
+    explanation_ += cat(impl, ": chosen");
+    if (workspace_bytes) explanation_ += cat(" (workspace ", workspace_bytes, " bytes)");
+    if (!plan_only) {
+      std::fprintf(stderr, "dlkern: %s: %s\n", describe().c_str(), explanation_.c_str());
+    }
   }
+  last_plan.implementation = impl;
+  last_plan.explanation.swap(explanation_);
+  last_plan.workspace_bytes = workspace_bytes;
   if (plan_only) return false;
   bool empty = true;
   for (int i = 0; i < count_; ++i) empty &= !is_output_[i] || tensors_[i].numel() == 0;
@@ -293,7 +292,7 @@ dlk_status_t dlk_explain_last(dlk_plan* plan) {
   }
   const dlkern::Plan& last = dlkern::last_plan;
   plan->workspace_bytes = last.workspace_bytes;
-  plan->implementation = last.implementation.c_str();
+  plan->implementation = last.implementation;
   plan->explanation = last.explanation.c_str();
   return DLK_SUCCESS;
 }

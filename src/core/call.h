@@ -123,7 +123,6 @@ class Call {
     } else {
       impls = cpu_impls<Problem>();
     }
-    begin_choice();
     for (const Impl<Problem>& impl : impls) {
       if (const char* reason = impl.supports(problem)) {
         declined(impl.name, reason);
@@ -142,7 +141,6 @@ class Call {
 
  private:
   void add(const Tensor& t, bool is_output);
-  void begin_choice();
   void declined(const char* impl, const char* reason);
   bool chosen(const char* impl, size_t workspace_bytes);  // false: plan only, or nothing to compute
   [[noreturn]] void none_chosen();

@@ -2,15 +2,16 @@
 #
 # Every function of the other .pxi files has this form:
 #
-#     def softmax(x, int axis, out, stream):
+#     def softmax(x, axis, out, stream):
 #         cdef Call call = Call("softmax", stream)
 #         cdef const DLTensor* tx = call.input("x", x)
-#         cdef const DLTensor* ty = call.output("y", out, tx.ndim, tx.shape, tx.dtype)
-#         cdef dlk_softmax_params params = ...
+#         cdef const DLTensor* ty = call.output_like("y", out, tx)
+#         cdef dlk_softmax_params params = ...        # numbers through integer(call, "axis", axis, 32)
 #         while call.pending():
 #             with nogil:
 #                 call.status = dlk_softmax_forward(tx, ty, &params, &call.launch)
 #         return call.result()
+from operator import index as _index
 from threading import local as _thread_local
 
 
@@ -77,6 +78,25 @@ cdef uintptr_t handle_of(object stream) except? 0:
                     "__cuda_stream__")
 
 
+cdef int64_t integer(Call call, str name, object value, int bits=64) except? -1:
+    """An integer argument of at most `bits` bits. Floats are refused, not truncated."""
+    try:
+        number = _index(value)
+    except TypeError:
+        raise TypeError(f"{call.op}: {name} is {value!r}, expected an integer") from None
+    if not -1 << (bits - 1) <= number < 1 << (bits - 1):
+        raise ValueError(f"{call.op}: {name} is {value!r}, expected an integer of {bits} bits")
+    return number
+
+
+cdef double real(Call call, str name, object value) except? -1:
+    """A floating-point argument."""
+    try:
+        return value
+    except TypeError:
+        raise TypeError(f"{call.op}: {name} is {value!r}, expected a number") from None
+
+
 @cython.final
 @cython.freelist(8)
 cdef class Call:
@@ -90,7 +110,7 @@ cdef class Call:
     cdef object first            # the first array
     cdef const DLTensor* first_tensor
     cdef str first_name
-    cdef object stream           # as the caller gave it
+    cdef bint explicit_stream    # the caller gave the stream
     cdef list outputs            # what result() returns
     cdef list keep               # alive until the call is over
     cdef str out_alias           # C name of the output that the caller passed as out=
@@ -102,7 +122,9 @@ cdef class Call:
         self.count = 0
         self.attempts = 0
         self.first_tensor = NULL
-        self.stream = stream
+        self.explicit_stream = stream is not None
+        if self.explicit_stream:
+            self.launch.stream = <void*>handle_of(stream)
         self.outputs = []
         self.keep = []
         if dlk_explaining:
@@ -118,13 +140,17 @@ cdef class Call:
         return self.add(name, array, False)
 
     cdef const DLTensor* optional_input(self, str name, object array) except? NULL:
-        return NULL if array is None else self.add(name, array, False)
+        if array is None:
+            return NULL
+        return self.add(name, array, False)
 
     cdef const DLTensor* inout(self, str name, object array) except NULL:
         return self.add(name, array, True)
 
     cdef const DLTensor* optional_inout(self, str name, object array) except? NULL:
-        return NULL if array is None else self.add(name, array, True)
+        if array is None:
+            return NULL
+        return self.add(name, array, True)
 
     cdef const DLTensor* output(self, str name, object out, int ndim, const int64_t* shape,
                                 DLDataType dtype) except NULL:
@@ -240,7 +266,7 @@ cdef class Call:
             raise TypeError(f"{where} is {type(array).__name__}, expected an array with __dlpack__")
         if framework.numpy:
             code = framework.adapter.hidden_dtype(array)
-            take_capsule(framework.adapter.export(array, None), where, slot)
+            take_capsule(self.export(where, array, framework, None), where, slot)
             if code is not None:
                 slot.tensor.dtype = dtype_named(code)
             if self.first is None:
@@ -254,11 +280,17 @@ cdef class Call:
             if self.first is None:
                 self.find_stream(framework, device_id)
             stream = framework.adapter.dlpack_stream(<uintptr_t>self.launch.stream,
-                                                     self.stream is not None)
-        take_capsule(framework.adapter.export(array, stream), where, slot)
+                                                     self.explicit_stream)
+        take_capsule(self.export(where, array, framework, stream), where, slot)
         if self.first is None:
             self.set_first(name, array, framework, &slot.tensor)
         return 0
+
+    cdef object export(self, str where, object array, Framework framework, stream):
+        try:
+            return framework.adapter.export(array, stream)
+        except BufferError as error:
+            raise TypeError(f"{where} cannot be exported by DLPack: {error}") from error
 
     cdef int set_first(self, str name, object array, Framework framework,
                        const DLTensor* tensor) except -1:
@@ -275,15 +307,13 @@ cdef class Call:
 
     cdef int find_stream(self, Framework framework, int device_id) except -1:
         """The caller's stream, else the framework's current one."""
-        if self.stream is not None:
-            self.launch.stream = <void*>handle_of(self.stream)
-        else:
+        if not self.explicit_stream:
             self.launch.stream = current_stream(framework, device_id)
         return 0
 
     cdef int check_order(self, str name, Framework framework, const DLTensor* tensor) except -1:
         """Arrays of two frameworks on a GPU need one stream that orders both."""
-        if self.stream is not None or not on_gpu(tensor) or not on_gpu(self.first_tensor):
+        if self.explicit_stream or not on_gpu(tensor) or not on_gpu(self.first_tensor):
             return 0
         if not framework.adapter.has_stream or not self.framework.adapter.has_stream:
             return 0   # __dlpack__(stream=ours) has ordered it

@@ -35,7 +35,7 @@ cdef class Framework:
     cdef bint checked      # the adapter wants to look at each array before it is used
     cdef bint numpy
 
-    def __cinit__(self, type cls):
+    def __cinit__(self, cls):
         self.adapter = _adapter_of(cls)
         self.checked = self.adapter.check is not None
         self.numpy = self.adapter.name == "numpy"
@@ -59,7 +59,7 @@ cdef dict _frameworks = {}
 
 
 cdef inline Framework framework_of(object array):
-    cdef type cls = type(array)
+    cls = type(array)
     found = _frameworks.get(cls)
     if found is None:
         found = _frameworks[cls] = Framework(cls)

@@ -12,11 +12,12 @@ cdef extern from "dlkern/softmax.h" nogil:
                                           const dlk_softmax_params*, const dlk_launch*)
 
 
-def softmax(x, int axis, bint log, out, stream):
+def softmax(x, axis, bint log, out, stream):
     cdef Call call = Call("log_softmax" if log else "softmax", stream)
     cdef const DLTensor* tx = call.input("x", x)
     cdef const DLTensor* ty = call.output_like("y", out, tx)
-    cdef dlk_softmax_params params = dlk_softmax_params(sizeof(dlk_softmax_params), axis)
+    cdef dlk_softmax_params params = dlk_softmax_params(
+        sizeof(dlk_softmax_params), <int32_t>integer(call, "axis", axis, 32))
     while call.pending():
         with nogil:
             if log:
@@ -26,12 +27,13 @@ def softmax(x, int axis, bint log, out, stream):
     return call.result()
 
 
-def softmax_backward(dy, y, int axis, bint log, out, stream):
+def softmax_backward(dy, y, axis, bint log, out, stream):
     cdef Call call = Call("log_softmax_backward" if log else "softmax_backward", stream)
     cdef const DLTensor* tdy = call.input("dy", dy)
     cdef const DLTensor* ty = call.input("y", y)
     cdef const DLTensor* tdx = call.output_like("dx", out, tdy)
-    cdef dlk_softmax_params params = dlk_softmax_params(sizeof(dlk_softmax_params), axis)
+    cdef dlk_softmax_params params = dlk_softmax_params(
+        sizeof(dlk_softmax_params), <int32_t>integer(call, "axis", axis, 32))
     while call.pending():
         with nogil:
             if log:
