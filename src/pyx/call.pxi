@@ -78,13 +78,18 @@ cdef uintptr_t handle_of(object stream) except? 0:
                     "__cuda_stream__")
 
 
+cdef object _int32_limit = 2**31
+cdef object _int64_limit = 2**63
+
+
 cdef int64_t integer(Call call, str name, object value, int bits=64) except? -1:
     """An integer argument of at most `bits` bits. Floats are refused, not truncated."""
     try:
         number = _index(value)
     except TypeError:
         raise TypeError(f"{call.op}: {name} is {value!r}, expected an integer") from None
-    if not -1 << (bits - 1) <= number < 1 << (bits - 1):
+    limit = _int64_limit if bits == 64 else _int32_limit
+    if not -limit <= number < limit:
         raise ValueError(f"{call.op}: {name} is {value!r}, expected an integer of {bits} bits")
     return number
 
