@@ -1,0 +1,248 @@
+// A matrix product by ordinary FMA on any GPU: C[m, n] = sum_k A[m, k] B[k, n], one tile of C per
+// block. The operands and what becomes of the sums are functors, so that implicit GEMMs
+// (convolution) use the same loop.
+//
+// Operand loader: gives the elements X[r, k] of one operand, where r is m for A and n for B.
+//
+//     struct Loader {
+//       static constexpr bool kAlongK;  // neighbouring k are neighbours in memory, else neighbouring r
+//       __device__ Row row(int64_t r) const;       // what depends on r alone (an offset, a pixel)
+//       __device__ Col col(int64_t k) const;       // what depends on k alone (an offset, a filter tap)
+//       __device__ Acc load(Row, Col) const;       // the element; may give 0 for padding
+//     };
+//
+// row and col may divide: a thread calls row once per tile of C and col once per step along k for
+// each row or column of the operand that it loads. They are called with 0 <= r < extent and
+// 0 <= k < k_end only. Small Row and Col types save registers.
+//
+// Epilogue: epilogue(int64_t m, int64_t n, Acc sum) for every element of the tile inside C, exactly
+// once, neighbouring threads with neighbouring n: n should be C's contiguous index (swap A and B
+// where it is not).
+//
+// Every sum is one chain of FMAs in the order of k, whatever the tile: its bits depend neither on the
+// tile shape nor on the other rows and columns.
+#pragma once
+
+#include "cuda/prims/gpu.h"
+
+namespace dlkern::gpu {
+
+// A block computes kM x kN elements of C in steps of kK, each thread a grid of kThreadM x kThreadN.
+template <int kM_, int kN_, int kK_, int kThreadM_, int kThreadN_>
+struct SimtTile {
+  static constexpr int kM = kM_, kN = kN_, kK = kK_, kThreadM = kThreadM_, kThreadN = kThreadN_;
+  static constexpr int kThreadsM = kM / kThreadM, kThreadsN = kN / kThreadN;
+  static constexpr int kThreads = kThreadsM * kThreadsN;
+  // A thread's rows and columns come in runs of (at most) 4, spread over the tile, so that its
+  // reads of shared memory are 16 bytes wide and free of bank conflicts.
+  static constexpr int kRunM = kThreadM < 4 ? kThreadM : 4, kRunN = kThreadN < 4 ? kThreadN : 4;
+  // For __launch_bounds__(Tile::kThreads, Tile::kMinBlocks) on kernels.
+  static constexpr int kMinBlocks = 2;
+  static_assert(kThreads % kK == 0 && kThreads % kM == 0 && kThreads % kN == 0);
+  static_assert(kM * kK % kThreads == 0 && kN * kK % kThreads == 0);
+};
+
+// The tiles in use: large for float sums, medium for double sums, small where C is small.
+using LargeTile = SimtTile<128, 128, 8, 8, 8>;
+using MediumTile = SimtTile<64, 64, 16, 4, 4>;
+using SmallTile = SimtTile<32, 32, 32, 2, 2>;
+template <class Acc>
+using BigTileFor = std::conditional_t<sizeof(Acc) == 8, MediumTile, LargeTile>;
+
+// A matrix (or its transpose) with any strides, in elements.
+template <class T, bool kAlongK_>
+struct StridedOperand {
+  static constexpr bool kAlongK = kAlongK_;
+  const T* data;
+  int64_t row_stride, k_stride;
+
+  __device__ int64_t row(int64_t r) const { return r * row_stride; }
+  __device__ int64_t col(int64_t k) const { return k * k_stride; }
+  __device__ Accumulator<T> load(int64_t row, int64_t col) const {
+    return static_cast<Accumulator<T>>(data[row + col]);
+  }
+};
+
+// One thread's share of moving kRows x kK elements of an operand from memory through registers to
+// shared memory, transposed to [k][r] there.
+template <class Tile, int kRows, class Acc, class Loader>
+struct OperandMover {
+  static constexpr bool kAlongK = Loader::kAlongK;
+  static constexpr int kCount = kRows * Tile::kK / Tile::kThreads;  // elements per thread
+  static constexpr int kStep = Tile::kThreads / (kAlongK ? Tile::kK : kRows);
+  static constexpr int kPitch = kRows + 16 / static_cast<int>(sizeof(Acc));
+  using Row = decltype(std::declval<const Loader&>().row(0));
+
+  const Loader& loader;
+  int r, k;  // this thread's first element in the tile
+  int rows;  // rows of the tile that exist
+  Row row[kAlongK ? kCount : 1];
+  Acc value[kCount];
+
+  __device__ __forceinline__ OperandMover(const Loader& from, int64_t r0, int64_t extent)
+      : loader(from) {
+    const int t = threadIdx.x;
+    r = kAlongK ? t / Tile::kK : t % kRows;
+    k = kAlongK ? t % Tile::kK : t / kRows;
+    rows = extent - r0 < kRows ? static_cast<int>(extent - r0) : kRows;
+#pragma unroll
+    for (int i = 0; i < (kAlongK ? kCount : 1); ++i) {
+      const int in_tile = r + i * kStep;
+      row[i] = loader.row(r0 + (in_tile < rows ? in_tile : rows - 1));
+    }
+  }
+
+  __device__ __forceinline__ void fetch(int64_t k0, int64_t k_end) {
+    if constexpr (kAlongK) {
+      const bool inside = k0 + k < k_end;
+      const auto col = loader.col(inside ? k0 + k : k0);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        value[i] = inside && r + i * kStep < rows ? loader.load(row[i], col) : Acc(0);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int64_t at = k0 + k + i * kStep;
+        value[i] = at < k_end && r < rows ? loader.load(row[0], loader.col(at)) : Acc(0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(Acc (*shared)[kPitch]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      shared[k + (kAlongK ? 0 : i * kStep)][r + (kAlongK ? i * kStep : 0)] = value[i];
+    }
+  }
+};
+
+// N neighbouring elements of shared memory, in accesses of up to 16 bytes.
+template <int N, class Acc>
+__device__ __forceinline__ void read_run(const Acc* shared, Acc* run) {
+  constexpr int kWidth = N * sizeof(Acc) <= 16 ? N : 16 / static_cast<int>(sizeof(Acc));
+  struct alignas(kWidth * sizeof(Acc)) Chunk {
+    Acc v[kWidth];
+  };
+#pragma unroll
+  for (int i = 0; i < N; i += kWidth) {
+    const Chunk chunk = *reinterpret_cast<const Chunk*>(shared + i);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) run[i + j] = chunk.v[j];
+  }
+}
+
+// The tile of C whose first element is (m0, n0), summed over k in [k_begin, k_end); C has m x n
+// elements. For a 1-D block of Tile::kThreads threads, all of which must call it; may be called
+// repeatedly. k_begin >= k_end gives sums of 0.
+template <class Tile, class Acc, class LoadA, class LoadB, class Epilogue>
+__device__ __forceinline__ void simt_gemm(int64_t m0, int64_t n0, int64_t m, int64_t n,
+                                          int64_t k_begin, int64_t k_end, const LoadA& load_a,
+                                          const LoadB& load_b, const Epilogue& epilogue) {
+  using MoverA = OperandMover<Tile, Tile::kM, Acc, LoadA>;
+  using MoverB = OperandMover<Tile, Tile::kN, Acc, LoadB>;
+  constexpr int kRunM = Tile::kRunM, kRunN = Tile::kRunN;
+  constexpr int kRunsM = Tile::kThreadM / kRunM, kRunsN = Tile::kThreadN / kRunN;
+  // Two stages, so that one barrier per step is enough. Afterwards the same memory holds sums.
+  struct Stages {
+    Acc a[2][Tile::kK][MoverA::kPitch];
+    Acc b[2][Tile::kK][MoverB::kPitch];
+  };
+  struct Sums {
+    Acc v[Tile::kThreadsM * kRunM][MoverB::kPitch];
+  };
+  constexpr size_t kBytes = sizeof(Sums) > sizeof(Stages) ? sizeof(Sums) : sizeof(Stages);
+  alignas(16) __shared__ unsigned char memory[kBytes];
+  Stages& stages = *reinterpret_cast<Stages*>(memory);
+  Sums& sums = *reinterpret_cast<Sums*>(memory);
+
+  const int tx = threadIdx.x % Tile::kThreadsN, ty = threadIdx.x / Tile::kThreadsN;
+  Acc acc[Tile::kThreadM][Tile::kThreadN] = {};
+
+  {
+    MoverA a(load_a, m0, m);
+    MoverB b(load_b, n0, n);
+    __syncthreads();  // the previous call's reads of shared memory are over
+    if (k_begin < k_end) {
+      a.fetch(k_begin, k_end);
+      b.fetch(k_begin, k_end);
+      a.store(stages.a[0]);
+      b.store(stages.b[0]);
+    }
+    __syncthreads();
+    int stage = 0;
+    for (int64_t k0 = k_begin; k0 < k_end; k0 += Tile::kK) {
+      const bool more = k0 + Tile::kK < k_end;
+      if (more) {
+        a.fetch(k0 + Tile::kK, k_end);
+        b.fetch(k0 + Tile::kK, k_end);
+      }
+#pragma unroll 8
+      for (int k = 0; k < Tile::kK; ++k) {
+        Acc x[Tile::kThreadM], y[Tile::kThreadN];
+#pragma unroll
+        for (int i = 0; i < kRunsM; ++i) {
+          read_run<kRunM>(&stages.a[stage][k][(i * Tile::kThreadsM + ty) * kRunM], x + i * kRunM);
+        }
+#pragma unroll
+        for (int j = 0; j < kRunsN; ++j) {
+          read_run<kRunN>(&stages.b[stage][k][(j * Tile::kThreadsN + tx) * kRunN], y + j * kRunN);
+        }
+#pragma unroll
+        for (int i = 0; i < Tile::kThreadM; ++i) {
+#pragma unroll
+          for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = fma(x[i], y[j], acc[i][j]);
+        }
+      }
+      stage ^= 1;
+      if (more) {
+        a.store(stages.a[stage]);
+        b.store(stages.b[stage]);
+      }
+      __syncthreads();
+    }
+  }
+
+  // Through shared memory, one run of rows per thread at a time, to neighbouring n for neighbouring
+  // threads.
+  const int col = threadIdx.x % Tile::kN;
+#pragma unroll
+  for (int i = 0; i < kRunsM; ++i) {
+    if (i > 0) __syncthreads();
+#pragma unroll
+    for (int ii = 0; ii < kRunM; ++ii) {
+#pragma unroll
+      for (int j = 0; j < Tile::kThreadN; ++j) {
+        const int n_in_tile = (j / kRunN * Tile::kThreadsN + tx) * kRunN + j % kRunN;
+        sums.v[ty * kRunM + ii][n_in_tile] = acc[i * kRunM + ii][j];
+      }
+    }
+    __syncthreads();
+    if (n0 + col < n) {
+      for (int r = threadIdx.x / Tile::kN; r < Tile::kThreadsM * kRunM;
+           r += Tile::kThreads / Tile::kN) {
+        const int64_t row = m0 + i * Tile::kThreadsM * kRunM + r;
+        if (row < m) epilogue(row, n0 + col, sums.v[r][col]);
+      }
+    }
+  }
+}
+
+// Which tile of which item of a batch: `index` counts the tiles of all items. Tiles that follow each
+// other cover a block of C of up to 8 tiles' height, so that operands are found in the L2 cache.
+struct TileOf {
+  int64_t item, m, n;  // m, n count tiles
+
+  __device__ TileOf(int64_t index, int64_t tiles_m, int64_t tiles_n) {
+    constexpr int64_t kBand = 8;
+    item = index / (tiles_m * tiles_n);
+    index -= item * tiles_m * tiles_n;
+    const int64_t band = index / (kBand * tiles_n);
+    const int64_t height = tiles_m - band * kBand < kBand ? tiles_m - band * kBand : kBand;
+    index -= band * kBand * tiles_n;
+    m = band * kBand + index % height;
+    n = index / height;
+  }
+};
+
+}  // namespace dlkern::gpu
