@@ -79,6 +79,28 @@ StridedIndex<N> make_index(const Tensor* const (&tensors)[N], uint32_t dims = ~0
   return index;
 }
 
+// The same elements with the dimensions sorted so that the first tensor's strides fall, and merged
+// again: for work whose order is free, this makes a transposed or channels-last problem contiguous.
+template <int N>
+StridedIndex<N> in_memory_order(const StridedIndex<N>& index) {
+  int order[kMaxDims];
+  for (int d = 0; d < index.ndim; ++d) {
+    int i = d;
+    const auto step = [&](int k) {
+      return index.stride[0][k] < 0 ? -index.stride[0][k] : index.stride[0][k];
+    };
+    for (; i > 0 && step(order[i - 1]) < step(d); --i) order[i] = order[i - 1];
+    order[i] = d;
+  }
+  StridedIndex<N> sorted;
+  for (int i = 0; i < index.ndim; ++i) {
+    int64_t strides[N];
+    for (int n = 0; n < N; ++n) strides[n] = index.stride[n][order[i]];
+    sorted.push(index.shape[order[i]], strides);
+  }
+  return sorted;
+}
+
 DLK_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace dlkern

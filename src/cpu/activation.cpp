@@ -1,0 +1,72 @@
+// Activations on the CPU: spans in parallel, one vectorised loop per activation.
+#include "ops/activation.h"
+
+#include "cpu/prims/spans.h"
+#include "cpu/prims/vmath.h"
+
+namespace dlkern {
+namespace {
+
+using namespace cpu;
+
+template <dlk_activation kKind, class Acc>
+void forward_span(int64_t n, Acc* y, const Acc* x, ActivationScalars<Acc> s) {
+  DLK_SIMD for (int64_t i = 0; i < n; ++i) y[i] = activation_forward<kKind, VectorMath>(x[i], s);
+}
+
+template <dlk_activation kKind, class Acc>
+void backward_span(int64_t n, Acc* dx, const Acc* dy, const Acc* x, ActivationScalars<Acc> s) {
+  DLK_SIMD for (int64_t i = 0; i < n; ++i) {
+    dx[i] = activation_backward<kKind, VectorMath>(dy[i], x[i], s);
+  }
+}
+
+template <class T>
+void forward(const ActivationForward& p) {
+  using Acc = Accumulator<T>;
+  void (*span)(int64_t, Acc*, const Acc*, ActivationScalars<Acc>) = nullptr;
+  dispatch_activation(p.kind, [&]<dlk_activation kKind>() { span = forward_span<kKind, Acc>; });
+  const ActivationScalars<Acc> scalars(p.alpha, p.threshold);
+  map_spans(
+      in_memory_order(make_index<2>({&p.y, &p.x})),
+      [&](int64_t n, Acc* y, const Acc* x) { span(n, y, x, scalars); }, Out<T>{p.y.as<T>()},
+      In<T>{p.x.as<T>()});
+}
+
+template <class T>
+void backward(const ActivationBackward& p) {
+  using Acc = Accumulator<T>;
+  void (*span)(int64_t, Acc*, const Acc*, const Acc*, ActivationScalars<Acc>) = nullptr;
+  dispatch_activation(p.kind, [&]<dlk_activation kKind>() { span = backward_span<kKind, Acc>; });
+  const ActivationScalars<Acc> scalars(p.alpha, p.threshold);
+  map_spans(
+      in_memory_order(make_index<3>({&p.dx, &p.dy, &p.x})),
+      [&](int64_t n, Acc* dx, const Acc* dy, const Acc* x) { span(n, dx, dy, x, scalars); },
+      Out<T>{p.dx.as<T>()}, In<T>{p.dy.as<T>()}, In<T>{p.x.as<T>()});
+}
+
+constexpr Impl<ActivationForward> kForward[] = {
+    {"cpu_spans", supports_all, nullptr,
+     [](const ActivationForward& p, const Launch&) {
+       dispatch_floating(p.x.dtype, [&]<class T>() { forward<T>(p); });
+     }},
+};
+constexpr Impl<ActivationBackward> kBackward[] = {
+    {"cpu_spans", supports_all, nullptr,
+     [](const ActivationBackward& p, const Launch&) {
+       dispatch_floating(p.x.dtype, [&]<class T>() { backward<T>(p); });
+     }},
+};
+
+}  // namespace
+
+template <>
+ImplList<ActivationForward> cpu_impls<ActivationForward>() {
+  return kForward;
+}
+template <>
+ImplList<ActivationBackward> cpu_impls<ActivationBackward>() {
+  return kBackward;
+}
+
+}  // namespace dlkern

@@ -1,0 +1,133 @@
+// Element-wise work over strided tensors: a walk in spans along the innermost dimension, and on top
+// of it a map that hands each span to a function as contiguous arrays of float or double.
+//
+//     const auto index = in_memory_order(make_index<2>({&p.y, &p.x}));
+//     map_spans(index, [&](int64_t n, Acc* y, const Acc* x) {
+//       DLK_SIMD for (int64_t i = 0; i < n; ++i) y[i] = x[i] + 1;
+//     }, Out<T>{p.y.as<T>()}, In<T>{p.x.as<T>()});
+#pragma once
+
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "core/index.h"
+#include "cpu/prims/convert.h"
+#include "cpu/prims/parallel.h"
+
+// Iterations are independent: arrays of a span are the same memory or do not overlap.
+#define DLK_SIMD _Pragma("omp simd")
+
+namespace dlkern::cpu {
+
+inline constexpr int64_t kSpan = 1024;        // elements of a span at most: buffers stay in cache
+inline constexpr int64_t kSpanGrain = 32768;  // elements worth a thread
+
+template <int N>
+struct Span {
+  int64_t n;
+  int64_t at[N];      // element offset of the first element in each tensor
+  int64_t stride[N];  // in elements
+};
+
+// f(const Span<N>&) over all of the index, in parallel. Where a span begins and ends depends on the
+// index alone, not on the number of threads.
+template <int N, class F>
+void for_each_span(const StridedIndex<N>& index, F&& f, int64_t grain = kSpanGrain) {
+  const int last = index.ndim - 1;
+  const int64_t inner = last < 0 ? 1 : index.shape[last];
+  parallel_for(ceil_div(index.numel, kSpan), grain / kSpan, [&](int64_t begin, int64_t end) {
+    const int64_t stop = end * kSpan < index.numel ? end * kSpan : index.numel;
+    Span<N> span;
+    for (int n = 0; n < N; ++n) span.stride[n] = last < 0 ? 0 : index.stride[n][last];
+    for (int64_t i = begin * kSpan; i < stop; i += span.n) {
+      index.offsets(i, span.at);
+      const int64_t block_left = kSpan - i % kSpan, row_left = inner - i % inner;
+      span.n = std::min({block_left, row_left, stop - i});
+      f(static_cast<const Span<N>&>(span));
+    }
+  });
+}
+
+// What an element is computed in: float for 16-bit types, itself for the others.
+template <class T>
+using Computed = typename std::conditional_t<std::is_integral_v<T>, std::type_identity<T>,
+                                             AccumulatorOf<T>>::type;
+
+template <class V>
+struct SpanBuffer {
+  SpanBuffer() {}  // leaves the elements uninitialised
+  alignas(64) V data[kSpan];
+};
+
+// Operands of map_spans: memory that is read, written, or both. data == nullptr: absent, and the
+// function receives nullptr.
+template <class T>
+struct In {
+  using Value = Computed<T>;
+  using Buffer = SpanBuffer<Value>;
+  const T* data;
+
+  const Value* open(int64_t at, int64_t stride, int64_t n, Value* buffer) const {
+    return data ? read_span(data + at, stride, n, buffer) : nullptr;
+  }
+  void close(int64_t, int64_t, int64_t, const Value*) const {}
+};
+template <class T>
+struct Out {
+  using Value = Computed<T>;
+  using Buffer = SpanBuffer<Value>;
+  T* data;
+
+  Value* open(int64_t at, int64_t stride, int64_t, Value* buffer) const {
+    if constexpr (std::is_same_v<T, Value>) {
+      if (data && stride == 1) return data + at;
+    }
+    return data ? buffer : nullptr;
+  }
+  void close(int64_t at, int64_t stride, int64_t n, const Value* v) const {
+    if constexpr (std::is_same_v<T, Value>) {
+      if (v == data + at) return;  // was computed in place
+    }
+    if (v) store_span(v, data + at, stride, n);
+  }
+};
+template <class T>
+struct InOut : Out<T> {
+  using Value = Computed<T>;
+
+  Value* open(int64_t at, int64_t stride, int64_t n, Value* buffer) const {
+    Value* v = Out<T>::open(at, stride, n, buffer);
+    if (v == buffer && v) load_span(this->data + at, stride, n, buffer);
+    return v;
+  }
+};
+// The offsets themselves, where the index holds strides that count something else than memory.
+struct Position {
+  struct Value {
+    int64_t first, stride;
+  };
+  struct Buffer {
+    void* data = nullptr;
+  };
+  Value open(int64_t at, int64_t stride, int64_t, const void*) const { return {at, stride}; }
+  void close(int64_t, int64_t, int64_t, const Value&) const {}
+};
+
+// f(n, operand...) over all of the index, in parallel; operand k walks along index.stride[k].
+template <int N, class F, class... Operands>
+void map_spans(const StridedIndex<N>& index, F&& f, const Operands&... operands) {
+  static_assert(sizeof...(Operands) == N);
+  for_each_span(index, [&](const Span<N>& s) {
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      std::tuple<typename Operands::Buffer...> buffers;
+      const auto open =
+          std::make_tuple(operands.open(s.at[I], s.stride[I], s.n, std::get<I>(buffers).data)...);
+      f(s.n, std::get<I>(open)...);
+      (operands.close(s.at[I], s.stride[I], s.n, std::get<I>(open)), ...);
+    }(std::make_index_sequence<N>{});
+  });
+}
+
+}  // namespace dlkern::cpu
