@@ -248,7 +248,7 @@ cdef class Call:
         if framework.api != NULL:
             if framework.api.dltensor_from_py_object_no_sync(<void*>array, &slot.tensor) != 0:
                 self.count -= 1
-                raise_pending(f"{self.op}: {name} cannot be exported by DLPack")
+                raise_export_error(f"{self.op}: {name}")
             if self.first is None:
                 self.set_first(name, array, framework, &slot.tensor)
         else:
@@ -389,6 +389,15 @@ cdef int raise_pending(str otherwise) except -1:
     if PyErr_Occurred() == NULL:
         PyErr_SetString(BufferError, otherwise.encode())
     return -1
+
+
+cdef int raise_export_error(str where) except -1:
+    """The producer's refusal as a TypeError that names the argument, without its stack trace."""
+    try:
+        raise_pending("no reason given")
+    except Exception as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise TypeError(f"{where} cannot be exported by DLPack: {reason}") from error
 
 
 cdef void set_python_error(void* context, const char* kind, const char* message) noexcept with gil:
