@@ -274,7 +274,7 @@ void Call::debug_check_results() const {
       const std::vector<T> values = to_host<T>(tensors_[i], launch_.stream);
       for (size_t k = 0; k < values.size(); ++k) {
         if (!std::isfinite(static_cast<double>(static_cast<Accumulator<T>>(values[k])))) {
-          fail(DLK_DEVICE_ERROR, tensors_[i].name, " holds ",
+          fail(DLK_INVALID_ARGUMENT, tensors_[i].name, " holds ",
                static_cast<double>(static_cast<Accumulator<T>>(values[k])), " at flat index ", k,
                " (DLKERN_DEBUG=nan)");
         }

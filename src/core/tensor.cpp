@@ -155,7 +155,7 @@ static Device device_of(const char* name, DLDevice device) {
 #if !defined(DLKERN_WITH_CUDA)
       fail(DLK_NOT_SUPPORTED, name, " is on cuda:", device.device_id,
            ", but this build of dlkern has only the CPU backend; reinstall it with "
-           "DLKERN_GPU=cuda pip install --force-reinstall --no-cache-dir dlkern");
+           "DLKERN_GPU=cuda pip install --force-reinstall . (in its sources)");
 #endif
       return {true, device.device_id};
 #endif

@@ -12,6 +12,13 @@ namespace dlkern::gpu {
 namespace {
 
 constexpr int kMaxDevices = 64;
+#if defined(__HIPCC__)
+constexpr ErrorCode kNotInitialized = hipErrorNotInitialized;
+constexpr ErrorCode kOutOfMemory = hipErrorOutOfMemory;
+#else
+constexpr ErrorCode kNotInitialized = cudaErrorInitializationError;
+constexpr ErrorCode kOutOfMemory = cudaErrorMemoryAllocation;
+#endif
 
 // Errors that a fault in an earlier kernel leaves on the whole context.
 bool is_sticky(ErrorCode code) {
@@ -40,9 +47,13 @@ bool is_sticky(ErrorCode code) {
 
 void check(ErrorCode code, const char* what) {
   if (code == kSuccess) return;
-  const bool memory = code == DLK_GPU(ErrorMemoryAllocation);
-  fail(memory ? DLK_OUT_OF_MEMORY : DLK_DEVICE_ERROR, what, ": ", DLK_GPU(GetErrorName)(code), " (",
-       DLK_GPU(GetErrorString)(code), ")");
+  // What a child process gets that was forked after its parent had used the GPU.
+  const char* hint = code == kNotInitialized
+                         ? "; a process forked after CUDA was initialised cannot use it: start it "
+                           "with the spawn method"
+                         : "";
+  fail(code == kOutOfMemory ? DLK_OUT_OF_MEMORY : DLK_DEVICE_ERROR, what, ": ",
+       DLK_GPU(GetErrorName)(code), " (", DLK_GPU(GetErrorString)(code), ")", hint);
 }
 
 void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Stream stream,

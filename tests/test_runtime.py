@@ -1,0 +1,319 @@
+"""Streams, threads, processes, foreign errors, workspaces and the debug modes."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from producer import CUDA, Producer
+
+import dlkern
+
+
+def run_python(script, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, env=os.environ | environment, timeout=300,
+    )  # fmt: skip
+
+
+def test_import_is_light():
+    script = (
+        "import sys, dlkern\n"
+        "heavy = {m.split('.')[0] for m in sys.modules} & "
+        "{'numpy', 'torch', 'jax', 'cupy', 'cuda', 'tensorflow', 'ml_dtypes'}\n"
+        "assert not heavy, heavy"
+    )
+    done = run_python(script)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- Plans and workspaces ------------------------------------------------------------------------
+
+
+def test_explain_runs_nothing(backend):
+    x, out = backend.array(np.ones((2, 3))), backend.empty((2, 3), "float64")
+    (plan,) = dlkern.explain(dlkern.softmax, x, out=out)
+    assert plan.op == "softmax"
+    assert f"{plan.implementation}: chosen" in plan.explanation
+    assert np.isnan(backend.numpy(out)).all()
+    with pytest.raises(ValueError, match="axis is 7"):
+        dlkern.explain(dlkern.softmax, x, 7)
+    dlkern.softmax(x, out=out)  # explaining has ended
+    assert not np.isnan(backend.numpy(out)).any()
+
+
+def test_workspace_block_accepts_host_memory():
+    with dlkern.workspace(np.empty(64, np.uint8)):
+        dlkern.softmax(np.ones(3))
+    with (
+        pytest.raises(ValueError, match="buffer is strided"),
+        dlkern.workspace(np.empty((8, 8))[:, ::2]),
+    ):
+        pass
+
+
+# ---- Environment variables -----------------------------------------------------------------------
+
+
+def test_verbose_prints_the_choice():
+    done = run_python(
+        "import numpy as np, dlkern; dlkern.softmax(np.ones((2, 3)))", DLKERN_VERBOSE="1"
+    )
+    assert "dlkern: softmax(x: float64[2, 3], y: float64[2, 3]) on cpu" in done.stderr
+    assert ": chosen" in done.stderr
+
+
+def test_debug_finds_nan_in_outputs():
+    script = "import numpy as np, dlkern; dlkern.softmax(np.array([1.0, np.nan]))"
+    assert run_python(script).returncode == 0
+    assert run_python(script, DLKERN_DEBUG="1").returncode == 0
+    done = run_python(script, DLKERN_DEBUG="nan")
+    assert "ValueError: softmax: y holds nan at flat index 0" in done.stderr
+
+
+@pytest.mark.gpu
+def test_debug_checks_pointers(gpu):
+    script = f"""
+import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+import numpy as np, torch, dlkern
+from producer import Producer
+host = np.ones(1000, np.float32)
+device = torch.ones(1000, device="cuda")
+for address, n in ((host.ctypes.data, 1000), (device.data_ptr(), 1 << 40)):
+    x = Producer(address, (n,), None, "float32", (2, 0))
+    out = Producer(address, (n,), None, "float32", (2, 0))
+    try:
+        dlkern.softmax(x, out=out)
+        print("ran")
+    except ValueError as error:
+        print(error)
+"""
+    done = run_python(script, DLKERN_DEBUG="1")
+    first, second = done.stdout.splitlines()
+    assert "x is pageable host memory" in first
+    assert "x reaches past the end of its allocation" in second
+
+
+# ---- Threads and processes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_number_of_threads_does_not_change_bits(rng, n):
+    x = rng.standard_normal((300, 1000)).astype(np.float32)
+    before = dlkern.get_num_threads()
+    try:
+        dlkern.set_num_threads(n)
+        assert dlkern.get_num_threads() == n
+        y = dlkern.softmax(x)
+    finally:
+        dlkern.set_num_threads(before)
+    np.testing.assert_array_equal(y, dlkern.softmax(x))
+
+
+def test_number_of_threads_is_checked():
+    with pytest.raises(ValueError, match="n is 0"):
+        dlkern.set_num_threads(0)
+
+
+def test_omp_num_threads_is_respected():
+    done = run_python("import dlkern; print(dlkern.get_num_threads())", OMP_NUM_THREADS="3")
+    assert done.stdout.strip() == "3"
+
+
+def test_edge_32_fork():
+    """Forked before any call, and after the CPU backend's threads have run."""
+    for first in ("", "dlkern.softmax(x)\n"):
+        script = (
+            "import os, numpy as np, dlkern\n"
+            "x = np.ones((512, 512))\n"
+            f"{first}"
+            "pid = os.fork()\n"
+            "y = dlkern.softmax(x)\n"
+            "assert abs(y - 1 / 512).max() < 1e-15\n"
+            "if pid: assert os.waitpid(pid, 0)[1] == 0\n"
+        )
+        done = run_python(script)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_edge_32_fork_after_cuda(gpu):
+    script = (
+        "import os, torch, dlkern\n"
+        "x, out = torch.ones(4, 4, device='cuda'), torch.empty(4, 4, device='cuda')\n"
+        "dlkern.softmax(x, out=out); torch.cuda.synchronize()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    try:\n"
+        "        dlkern.softmax(x, out=out, stream=0)\n"
+        "    except dlkern.DeviceError as error:\n"
+        "        os._exit(0 if 'spawn' in str(error) else 2)\n"
+        "    os._exit(1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
+    )
+    done = run_python(script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_edge_30_two_threads(backend, rng):
+    """Each thread on a stream of its own, where there are streams."""
+    calls = 10_000 if backend.is_gpu else 2_000
+    values = rng.standard_normal((2, 4, 65)).astype(np.float32)
+    expected = [backend.raw(dlkern.softmax(backend.array(v))) for v in values]
+    failures = []
+
+    def work(i):
+        try:
+            x, out = backend.array(values[i]), backend.empty(values[i].shape, "float32")
+            stream = backend.torch.cuda.Stream() if hasattr(backend, "torch") else None
+            if stream:
+                stream.wait_stream(backend.torch.cuda.current_stream())
+            for _ in range(calls):
+                dlkern.softmax(x, out=out, stream=stream)
+            backend.synchronize()
+            np.testing.assert_array_equal(backend.raw(out), expected[i])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+# ---- Streams -------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+class TestStreams:
+    def test_edge_27_torch_side_stream(self, gpu):
+        torch = pytest.importorskip("torch")
+        x = torch.zeros(1000, device="cuda")
+        torch.cuda.synchronize()
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)
+            x.copy_(torch.linspace(0, 1, 1000, device="cuda"))
+            y = dlkern.softmax(x)
+            expected = torch.softmax(x, 0)
+        torch.cuda.synchronize()
+        torch.testing.assert_close(y, expected)
+
+    def test_edge_27_cupy_side_stream(self, gpu):
+        cupy = pytest.importorskip("cupy")
+        slow = cupy.RawKernel(
+            'extern "C" __global__ void slow(float* x) {'
+            " long long t = clock64(); while (clock64() - t < 200000000) {}"
+            " x[threadIdx.x] = threadIdx.x / 512.0f; }",
+            "slow",
+        )
+        x = cupy.zeros(512, cupy.float32)
+        cupy.cuda.runtime.deviceSynchronize()
+        with cupy.cuda.Stream(non_blocking=True):
+            slow((1,), (512,), (x,))
+            y = dlkern.softmax(x)
+            assert isinstance(y, cupy.ndarray)
+        cupy.cuda.runtime.deviceSynchronize()
+        v = np.arange(512) / 512.0
+        np.testing.assert_allclose(cupy.asnumpy(y), np.exp(v) / np.exp(v).sum(), rtol=1e-5)
+
+    def test_edge_27_jax(self, gpu):
+        jax = pytest.importorskip("jax")
+        if jax.default_backend() != "gpu":
+            pytest.skip("this jax has no GPU backend")
+        a = jax.numpy.full((3000, 3000), 1e-4)
+        for _ in range(20):
+            a = a @ a + 1e-4  # still running when the op is called
+        y = dlkern.softmax(a)
+        assert y.devices() == a.devices()
+        np.testing.assert_allclose(np.asarray(y), np.asarray(jax.nn.softmax(a)), rtol=1e-5)
+
+    @pytest.mark.parametrize("stream", [None, 0, 1, 2])
+    def test_edge_28_the_producer_gets_an_explicit_stream(self, gpu, stream):
+        torch = pytest.importorskip("torch")
+        base, out = torch.ones(16, device="cuda"), torch.empty(16, device="cuda")
+        x = Producer(base.data_ptr(), (16,), None, "float32", (CUDA, 0), owner=base)
+        dlkern.softmax(x, out=out, stream=stream)
+        torch.cuda.synchronize()
+        assert x.streams == [stream or 1]
+        assert abs(out.cpu() - 1 / 16).max() < 1e-7
+
+    def test_stream_objects(self, gpu):
+        torch = pytest.importorskip("torch")
+        x = torch.randn(8, 8, device="cuda")
+        torch.cuda.synchronize()
+        expected = dlkern.softmax(x)
+        streams = [torch.cuda.Stream()]
+        core = pytest.importorskip("cuda.core")
+        device = core.Device()
+        device.set_current()
+        streams.append(device.create_stream())
+        if cupy := sys.modules.get("cupy"):
+            streams.append(cupy.cuda.Stream())
+        for stream in streams:
+            y = dlkern.softmax(x, stream=stream)
+            torch.cuda.synchronize()
+            assert torch.equal(y, expected)
+
+    def test_frameworks_without_common_order_are_refused(self, gpu):
+        torch, cupy = pytest.importorskip("torch"), pytest.importorskip("cupy")
+        x, out = torch.ones(4, device="cuda"), cupy.empty(4, cupy.float32)
+        dlkern.softmax(x, out=out)  # both on the legacy default stream
+        with (
+            torch.cuda.stream(torch.cuda.Stream()),
+            pytest.raises(ValueError, match="out is an array of cupy, whose current stream"),
+        ):
+            dlkern.softmax(x, out=out)
+
+    def test_other_device_kinds_are_refused(self, gpu):
+        torch = pytest.importorskip("torch")
+        with pytest.raises(ValueError, match=r"out is on cpu, expected cuda:0 \(x\)"):
+            dlkern.softmax(torch.ones(4, device="cuda"), out=torch.ones(4))
+
+    def test_edge_31_foreign_errors_stay_foreign(self, gpu):
+        torch = pytest.importorskip("torch")
+        x = torch.ones(4, device="cuda")
+        runtime = ctypes.CDLL(loaded_library("libcudart.so"))
+        invalid_device = runtime.cudaSetDevice(9999)
+        assert invalid_device != 0
+        try:
+            y = dlkern.softmax(x, out=torch.empty_like(x))
+            assert runtime.cudaPeekAtLastError() == invalid_device
+        finally:
+            runtime.cudaGetLastError()
+        assert y.sum().item() == pytest.approx(1.0)
+
+    def test_memory_without_a_framework(self, gpu):
+        pytest.importorskip("cuda.core")
+        torch = pytest.importorskip("torch")
+        x = dlkern.device_empty((4, 5), "float32")
+        torch.from_dlpack(x).copy_(torch.arange(20.0).reshape(4, 5))
+        torch.cuda.synchronize()
+        y = dlkern.softmax(x)
+        got = torch.from_dlpack(y)
+        torch.testing.assert_close(got.cpu(), torch.softmax(torch.arange(20.0).reshape(4, 5), 1))
+        pinned = dlkern.pinned_empty((4, 5), "float64")
+        pinned[...] = 1.0
+        np.testing.assert_allclose(dlkern.softmax(pinned), 0.2)
+
+
+def loaded_library(name):
+    """Path of a shared library that this process has loaded."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if name in line:
+                return line.split()[-1]
+    pytest.skip(f"{name} is not loaded")
+
+
+@pytest.mark.skipif(dlkern.build_info()["gpu"] != "none", reason="speaks of CPU-only builds")
+def test_gpu_arrays_meet_a_cpu_only_build():
+    x = Producer(4096, (4,), None, "float32", (CUDA, 0))
+    with pytest.raises(NotImplementedError, match="x is on cuda:0, but this build.*DLKERN_GPU=cuda"):
+        dlkern.softmax(x, out=np.empty(4, np.float32))
