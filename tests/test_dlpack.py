@@ -79,7 +79,10 @@ def softmax_of_capsule(capsule, shape):
 
 def test_edge_24_foreign_capsule_is_refused():
     new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    new.restype, new.argtypes = (
+        ctypes.py_object,
+        (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+    )
     with pytest.raises(TypeError, match="x is a capsule that holds no DLPack tensor"):
         dlkern.softmax(new(1, b"something", None))
 

@@ -1,0 +1,249 @@
+"""The one way to measure: check first, then time, rivals interleaved in the same run.
+
+A bench file yields cases and calls ``main``::
+
+    def cases(device, quick):
+        x, y = ...
+        yield Case(
+            "softmax 16384x4096 bfloat16 fwd",
+            {"dlkern": lambda: dlkern.softmax(x, out=y), "torch": lambda: torch.softmax(x, -1)},
+            reference=lambda: torch.softmax(x.double(), -1),
+            tolerance=2**-7,
+            bytes=2 * x.nbytes,
+        )
+
+    if __name__ == "__main__":
+        main("softmax", cases)
+
+Each round runs every contender once, with the caches flushed before each run; on a GPU the time is
+that between two CUDA events. Reported are the median and the 20th and 80th percentile. ``% of
+roof`` is the time that the bytes take at the copy bandwidth measured in the same run (or the FLOPs
+at ``peak_tflops``, if that is longer) over the time taken; ``x best rival`` is the quickest rival's
+time over ours. Results go to ``benchmarks/results/<gpu or cpu>/<family>.json``; what was there
+before is shown as ``x before``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import dlkern
+from benchmarks.machine import device_name, metadata
+
+RESULTS = Path(__file__).parent / "results"
+# Beyond every cache: the L2 of a GPU, the last level of a CPU.
+FLUSH_BYTES = {"cuda": 256 << 20, "cpu": 128 << 20}
+COPY_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
+
+Run = Callable[[], Any]
+
+
+@dataclass
+class Case:
+    """One shape and dtype of one op.
+
+    Parameters
+    ----------
+    name : str
+    contenders : dict
+        ``"dlkern"`` and rivals: functions that run the op once on prepared tensors and return its
+        result.
+    reference : callable, optional
+        The right result in float64. Without it nothing is checked: say why in `note`.
+    tolerance : float
+        Largest error of dlkern that counts as right, relative to the larger of the element and the
+        root mean square of the result.
+    bytes, flops : int
+        Each input read once and each output written once; multiply-adds counted as 2.
+    peak_tflops : float, optional
+        The device's limit for `flops`.
+    note : str
+    """
+
+    name: str
+    contenders: dict[str, Run]
+    reference: Run | None = None
+    tolerance: float = 0.0
+    bytes: int = 0
+    flops: int = 0
+    peak_tflops: float | None = None
+    note: str = ""
+
+
+class Timer:
+    """Runs contenders in turn on one device."""
+
+    def __init__(self, device: str, budget_s: float):
+        self.device, self.budget_s = device, budget_s
+        size = FLUSH_BYTES[device]
+        if device == "cuda":
+            self.flush = torch.empty(size, dtype=torch.int8, device=device).zero_
+        else:  # by one thread, so that no rival's pool of threads is still spinning afterwards
+            self.flush = functools.partial(np.empty(size, np.int8).fill, 1)
+
+    def measure(self, contenders: dict[str, Run]) -> dict[str, np.ndarray]:
+        """Microseconds of every run of each contender."""
+        for run in contenders.values():  # warm up
+            for _ in range(3):
+                run()
+        once = {name: self._round({name: run})[name] for name, run in contenders.items()}
+        # Flushing takes about as long as a copy of its buffer.
+        total_s = sum(once.values()) / 1e6 + len(once) * (1e-4 if self.device == "cuda" else 2e-2)
+        rounds = max(5, min(200, int(self.budget_s / total_s)))
+        times = [self._round(contenders) for _ in range(rounds)]
+        return {name: np.array([t[name] for t in times]) for name in contenders}
+
+    def _round(self, contenders: dict[str, Run]) -> dict[str, float]:
+        if self.device == "cpu":
+            return {name: self._cpu_us(run) for name, run in contenders.items()}
+        pairs = {name: self._events(run) for name, run in contenders.items()}
+        torch.cuda.synchronize()
+        return {name: 1e3 * start.elapsed_time(stop) for name, (start, stop) in pairs.items()}
+
+    def _cpu_us(self, run: Run) -> float:
+        self.flush()
+        start = time.perf_counter()
+        run()
+        return 1e6 * (time.perf_counter() - start)
+
+    def _events(self, run: Run) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Queued behind the flush, so that the launch itself is not measured."""
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flush()
+        start.record()
+        run()
+        stop.record()
+        return start, stop
+
+
+def copy_bandwidth(timer: Timer) -> float:
+    """Bytes read and written per second by a plain copy, the roof of what is bound by memory."""
+    size = COPY_BYTES[timer.device] // 2
+    source, target = (torch.ones(size, dtype=torch.int8, device=timer.device) for _ in range(2))
+    us = np.median(timer.measure({"copy": lambda: target.copy_(source)})["copy"])
+    return 2 * size / (us / 1e6)
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest error over max(|element|, root mean square); inf where NaN is in other places."""
+    if result.shape != reference.shape:
+        raise AssertionError(f"shape {tuple(result.shape)}, expected {tuple(reference.shape)}")
+    if not result.numel():
+        return 0.0
+    scale = reference.abs().clamp(min=max(float(reference.square().mean().sqrt()), 1e-300))
+    error = float(((result.double() - reference).abs() / scale).max())
+    return math.inf if math.isnan(error) else error
+
+
+def check(case: Case) -> dict[str, float | None]:
+    """Error of each contender; fails where dlkern is wrong."""
+    if case.reference is None:
+        return dict.fromkeys(case.contenders)
+    reference = case.reference()
+    errors = {name: relative_error(run(), reference) for name, run in case.contenders.items()}
+    if not errors["dlkern"] <= case.tolerance:
+        raise AssertionError(
+            f"{case.name}: error {errors['dlkern']:.3g}, allowed {case.tolerance:.3g}"
+        )
+    return errors
+
+
+def rows_of(case: Case, timer: Timer) -> list[dict[str, Any]]:
+    errors = check(case)
+    rows = []
+    for name, us in timer.measure(case.contenders).items():
+        p20, median, p80 = (round(float(v), 3) for v in np.percentile(us, (20, 50, 80)))
+        rows.append(
+            {
+                "case": case.name, "contender": name, "us": median, "p20_us": p20, "p80_us": p80,
+                "bytes": case.bytes, "flops": case.flops, "max_rel_error": errors[name],
+                "note": case.note,
+            }
+        )  # fmt: skip
+    return rows
+
+
+HEADER = "case | contender | us | p20 | p80 | TFLOP/s | GB/s | % of roof | x best rival | x before"
+
+
+def lines_of(rows: list[dict], case: Case, copy_bps: float, before: dict[tuple, float]) -> str:
+    roof_us = 1e6 * case.bytes / copy_bps
+    if case.peak_tflops:
+        roof_us = max(roof_us, case.flops / case.peak_tflops / 1e6)
+    rivals = [row["us"] for row in rows if row["contender"] != "dlkern"]
+    lines = []
+    for row in rows:
+        us, ours = row["us"], row["contender"] == "dlkern"
+        previous = before.get((row["case"], row["contender"]))
+        columns = [
+            row["case"],
+            row["contender"],
+            *(f"{row[key]:.1f}" for key in ("us", "p20_us", "p80_us")),
+            f"{case.flops / us / 1e6:.1f}" if case.flops else "",
+            f"{case.bytes / us / 1e3:.0f}" if case.bytes else "",
+            f"{100 * roof_us / us:.0f}" if roof_us else "",
+            f"{min(rivals) / us:.2f}" if ours and rivals else "",
+            f"{previous / us:.2f}" if previous else "",
+        ]
+        lines.append(" | ".join(columns))
+    return "\n".join(lines)
+
+
+def load_before(path: Path) -> dict[tuple, float]:
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text())["rows"]
+    return {(row["case"], row["contender"]): row["us"] for row in rows}
+
+
+def main(family: str, cases: Callable[[str, bool], Iterator[Case]]) -> None:
+    """The command line of a bench file."""
+    parser = argparse.ArgumentParser(description=f"Benchmarks of {family} against its rivals.")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: cuda where there is one"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer cases, less time for each")
+    parser.add_argument("--only", metavar="TEXT", help="cases whose name has it; writes no results")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {RESULTS}")
+    options = parser.parse_args()
+    device = options.device or ("cuda" if torch.cuda.is_available() and dlkern.devices() else "cpu")
+    if device == "cpu":
+        torch.set_num_threads(dlkern.get_num_threads())
+
+    committed = RESULTS / device_name(device) / f"{family}.json"
+    path = (options.out or RESULTS) / device_name(device) / f"{family}.json"
+    before = load_before(committed)
+    timer = Timer(device, budget_s=0.2 if options.quick else 1.0)
+    copy_bps = copy_bandwidth(timer)
+    meta = metadata(device) | {"copy_tbs": round(copy_bps / 1e12, 4), "quick": options.quick}
+    print(f"# {family} on {meta['gpu']}: copy {meta['copy_tbs']} TB/s\n{HEADER}")
+
+    rows: list[dict[str, Any]] = []
+    for case in cases(device, options.quick):
+        if options.only and options.only not in case.name:
+            continue
+        new = rows_of(case, timer)
+        print(lines_of(new, case, copy_bps, before), flush=True)
+        rows += new
+    if options.only:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(results_json(meta, rows))
+    print(f"# wrote {path}")
+
+
+def results_json(meta: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """One row to a line, so that a change of results is readable in a diff."""
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    return f'{{"meta": {json.dumps(meta)},\n "rows": [\n{lines}\n]}}\n'
