@@ -103,7 +103,8 @@ struct alignas(2) Half {
   }
 };
 
-// The type that sums of T are kept in: float64 for float64, float32 for all smaller ones.
+// The type that sums of T are kept in: float64 for float64, float32 for all smaller ones, int64 for
+// index types.
 template <class T>
 struct AccumulatorOf {
   using type = float;
@@ -111,6 +112,14 @@ struct AccumulatorOf {
 template <>
 struct AccumulatorOf<double> {
   using type = double;
+};
+template <>
+struct AccumulatorOf<int32_t> {
+  using type = int64_t;
+};
+template <>
+struct AccumulatorOf<int64_t> {
+  using type = int64_t;
 };
 template <class T>
 using Accumulator = typename AccumulatorOf<T>::type;
