@@ -1,6 +1,6 @@
 // Softmax on the CPU: rows in parallel, each row converted to its accumulation type in one buffer
-// that stays in cache, then three passes (max, exp and sum, scale) over it. Rows along a strided
-// axis are gathered into the same buffer.
+// that stays in cache where it is not in that form already, then a few passes over it (max, exp, sum,
+// scale). Rows along a strided axis are gathered into the same buffer.
 #include "ops/softmax.h"
 
 #include "core/index.h"
@@ -24,23 +24,23 @@ void forward(const SoftmaxForward& p) {
   const int64_t x_stride = p.x.strides[p.axis], y_stride = p.y.strides[p.axis];
   parallel_for(rows.numel, kGrainElements / (n + 1), [&](int64_t begin, int64_t end) {
     std::vector<Acc> buffer(n);
-    Acc* v = buffer.data();
     for (int64_t row = begin; row < end; ++row) {
       int64_t at[2];
       rows.offsets(row, at);
-      load_span(p.x.as<T>() + at[0], x_stride, n, v);
-      const Acc m = max_of(v, n);
+      const Acc* x = read_span(p.x.as<T>() + at[0], x_stride, n, buffer.data());
+      T* y = p.y.as<T>() + at[1];
+      Acc* v = begin_span(y, y_stride, buffer.data());
+      const Acc m = max_of(x, n);
       // A row that is all -inf, or holds +inf, gives inf - inf = NaN here, as documented.
       if (p.log) {
-        const Acc sum = sum_of<Acc>(n, [&](int64_t i) { return exp_fast(v[i] - m); });
-        const Acc log_sum = std::log(sum);
-        for (int64_t i = 0; i < n; ++i) v[i] = (v[i] - m) - log_sum;
+        const Acc log_sum = std::log(sum_of<Acc>(n, [&](int64_t i) { return exp_fast(x[i] - m); }));
+        for (int64_t i = 0; i < n; ++i) v[i] = (x[i] - m) - log_sum;
       } else {
-        for (int64_t i = 0; i < n; ++i) v[i] = exp_fast(v[i] - m);
+        for (int64_t i = 0; i < n; ++i) v[i] = exp_fast(x[i] - m);
         const Acc scale = 1 / sum_of<Acc>(n, [&](int64_t i) { return v[i]; });
         for (int64_t i = 0; i < n; ++i) v[i] *= scale;
       }
-      store_span(v, p.y.as<T>() + at[1], y_stride, n);
+      finish_span(v, y, y_stride, n);
     }
   });
 }
@@ -52,20 +52,21 @@ void backward(const SoftmaxBackward& p) {
   const int64_t n = p.dy.shape[p.axis];
   parallel_for(rows.numel, kGrainElements / (n + 1), [&](int64_t begin, int64_t end) {
     std::vector<Acc> buffer(2 * n);
-    Acc *g = buffer.data(), *y = g + n;
     for (int64_t row = begin; row < end; ++row) {
       int64_t at[3];
       rows.offsets(row, at);
-      load_span(p.dy.as<T>() + at[0], p.dy.strides[p.axis], n, g);
-      load_span(p.y.as<T>() + at[1], p.y.strides[p.axis], n, y);
+      const Acc* g = read_span(p.dy.as<T>() + at[0], p.dy.strides[p.axis], n, buffer.data());
+      const Acc* y = read_span(p.y.as<T>() + at[1], p.y.strides[p.axis], n, buffer.data() + n);
+      T* dx = p.dx.as<T>() + at[2];
+      Acc* v = begin_span(dx, p.dx.strides[p.axis], buffer.data());
       if (p.log) {
         const Acc sum = sum_of<Acc>(n, [&](int64_t i) { return g[i]; });
-        for (int64_t i = 0; i < n; ++i) g[i] -= exp_fast(y[i]) * sum;
+        for (int64_t i = 0; i < n; ++i) v[i] = g[i] - exp_fast(y[i]) * sum;
       } else {
         const Acc dot = sum_of<Acc>(n, [&](int64_t i) { return g[i] * y[i]; });
-        for (int64_t i = 0; i < n; ++i) g[i] = y[i] * (g[i] - dot);
+        for (int64_t i = 0; i < n; ++i) v[i] = y[i] * (g[i] - dot);
       }
-      store_span(g, p.dx.as<T>() + at[2], p.dx.strides[p.axis], n);
+      finish_span(v, dx, p.dx.strides[p.axis], n);
     }
   });
 }

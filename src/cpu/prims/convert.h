@@ -58,4 +58,21 @@ inline const Acc* read_span(const T* src, int64_t stride, int64_t n, Acc* buffer
   return buffer;
 }
 
+// Where to compute a span that ends in dst: dst itself where it is contiguous and of type Acc, else
+// `buffer`. finish_span() then stores the buffer.
+template <class T, class Acc>
+inline Acc* begin_span(T* dst, int64_t stride, Acc* buffer) {
+  if constexpr (std::is_same_v<T, Acc>) {
+    if (stride == 1) return dst;
+  }
+  return buffer;
+}
+template <class T, class Acc>
+inline void finish_span(const Acc* computed, T* dst, int64_t stride, int64_t n) {
+  if constexpr (std::is_same_v<T, Acc>) {
+    if (computed == dst) return;
+  }
+  store_span(computed, dst, stride, n);
+}
+
 }  // namespace dlkern::cpu

@@ -33,30 +33,14 @@ inline Acc sum_of(int64_t n, Term&& term) {
 // max of a span; NaN if any element is NaN; -inf for n = 0.
 template <class Acc>
 inline Acc max_of(const Acc* x, int64_t n) {
-  Acc lane[kLanes];
-  for (int k = 0; k < kLanes; ++k) lane[k] = -INFINITY;
-  // `v < m ? m : v` takes v when v is NaN, and keeps m when m is NaN only if compared the other way
-  // round; NaN is therefore collected separately, by addition.
-  Acc nan[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int k = 0; k < kLanes; ++k) {
-      const Acc v = x[i + k];
-      lane[k] = v > lane[k] ? v : lane[k];
-      nan[k] += v != v ? v : Acc(0);
-    }
+  Acc max = -INFINITY;
+  int any_nan = 0;  // a comparison drops NaN, so it is looked for apart
+#pragma omp simd reduction(max : max) reduction(| : any_nan)
+  for (int64_t i = 0; i < n; ++i) {
+    max = x[i] > max ? x[i] : max;
+    any_nan |= x[i] != x[i];
   }
-  for (int k = 0; i < n; ++i, ++k) {
-    const Acc v = x[i];
-    lane[k] = v > lane[k] ? v : lane[k];
-    nan[k] += v != v ? v : Acc(0);
-  }
-  Acc m = lane[0], any_nan = nan[0];
-  for (int k = 1; k < kLanes; ++k) {
-    m = lane[k] > m ? lane[k] : m;
-    any_nan += nan[k];
-  }
-  return any_nan != any_nan ? any_nan : m;
+  return any_nan ? Acc(NAN) : max;
 }
 
 }  // namespace dlkern::cpu
