@@ -18,4 +18,5 @@ from core cimport *
 include "dlpack.pxi"
 include "call.pxi"
 include "info.pxi"
+include "image.pxi"
 include "softmax.pxi"

@@ -71,6 +71,10 @@ cdef extern from "dlkern/core.h" nogil:
     ctypedef enum dlk_layout:
         DLK_LAYOUT_NCHW
         DLK_LAYOUT_NHWC
+    ctypedef enum dlk_padding_mode:
+        DLK_PADDING_EXPLICIT
+        DLK_PADDING_SAME
+        DLK_PADDING_VALID
     ctypedef enum dlk_reduction:
         DLK_REDUCTION_NONE
         DLK_REDUCTION_MEAN
