@@ -100,6 +100,17 @@ def device_buffer(size_bytes: int, device_id: int, stream: int) -> Any:
     return _memory_resource(device_id).allocate(max(size_bytes, 1), stream=stream_object(stream))
 
 
+def memcpy(target: int, source: int, size_bytes: int) -> None:
+    """Copies between any two addresses, in order with the legacy default stream; waits for it."""
+    from cuda.bindings import runtime
+
+    (error,) = runtime.cudaMemcpy(
+        target, source, size_bytes, runtime.cudaMemcpyKind.cudaMemcpyDefault
+    )
+    if error != runtime.cudaError_t.cudaSuccess:
+        raise RuntimeError(f"cudaMemcpy failed: {error.name}")
+
+
 def pinned_empty(shape: Shape, dtype: str) -> Any:
     """An uninitialised NumPy array over a page-locked cuda.core buffer."""
     import cuda.core
