@@ -27,6 +27,8 @@ class Adapter:
     has_stream = False
     #: The C exchange API of this type may be used.
     trusts_exchange_api = True
+    #: ... and so may its allocator.
+    allocates_by_api = True
     #: Called as check(where, array) before an array is used, to refuse what DLPack would hide.
     check: Any = None
 
@@ -200,6 +202,13 @@ class _CuPy(Adapter):
             return self.cupy.empty(shape, numpy_dtype(dtype))
 
 
+class _CudaCore(Adapter):
+    """Views of cuda.core buffers: DLPack out, but no allocator and no current stream."""
+
+    name = "cuda.core"
+    allocates_by_api = False
+
+
 class _Immutable(Adapter):
     """Arrays that nobody may write: outputs are filled by us, then handed over by DLPack."""
 
@@ -276,6 +285,7 @@ def _refuse(why: str) -> _Check:
 _ADAPTERS: dict[str, type[Adapter]] = {
     "numpy": _NumPy,
     "torch": _Torch,
+    "cuda": _CudaCore,
     "cupy": _CuPy,
     "jax": _Jax,
     "jaxlib": _Jax,

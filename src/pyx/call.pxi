@@ -336,7 +336,7 @@ cdef class Call:
         cdef DLManagedTensorVersioned* managed = NULL
         cdef void* made = NULL
         cdef Slot* slot
-        if self.framework.api != NULL:
+        if self.framework.api != NULL and self.framework.adapter.allocates_by_api:
             memset(&prototype, 0, sizeof(DLTensor))
             prototype.device = self.first_tensor.device
             prototype.ndim = ndim
@@ -372,7 +372,7 @@ cdef class Call:
 
 cdef void* current_stream(Framework framework, int device_id) except? NULL:
     cdef void* stream = NULL
-    if framework.api != NULL:
+    if framework.api != NULL and framework.api.current_work_stream != NULL:
         if framework.api.current_work_stream(kDLCUDA, device_id, &stream) != 0:
             raise_pending("the current stream cannot be had")
         return stream
