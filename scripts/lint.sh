@@ -10,20 +10,19 @@ check() {
   "$@" || failed+=("$1")
 }
 
-mapfile -t native < <(git ls-files --cached --others --exclude-standard \
-  '*.c' '*.h' '*.cpp' '*.cu' '*.cuh')
-mapfile -t cython < <(git ls-files --cached --others --exclude-standard '*.pyx' '*.pxd' '*.pxi')
+mapfile -t native < <(git ls-files '*.c' '*.h' '*.cpp' '*.cu' '*.cuh')
+mapfile -t cython < <(git ls-files '*.pyx' '*.pxd' '*.pxi')
 
 if [ "$fix" = --fix ]; then
   ruff check --quiet --fix
   ruff format --quiet
-  [ ${#native[@]} -eq 0 ] || clang-format -i "${native[@]}"
+  clang-format -i "${native[@]}"
 fi
 check ruff check --quiet
 check ruff format --quiet --check
-[ ${#native[@]} -eq 0 ] || check clang-format --dry-run -Werror "${native[@]}"
-[ ${#cython[@]} -eq 0 ] || check cython-lint "${cython[@]}"
-check codespell
+check clang-format --dry-run -Werror "${native[@]}"
+check cython-lint "${cython[@]}"
+check codespell $(git ls-files)
 check mypy
 
 if [ ${#failed[@]} -gt 0 ]; then
