@@ -10,7 +10,25 @@ import os
 
 from probe import find_nvcc, resolve_gpu
 from scikit_build_core import build as _backend
-from scikit_build_core.build import *  # noqa: F403
+from scikit_build_core.build import (
+    build_editable,
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
 
 # One minor version for all parts: nvcc refuses the PTX of a newer nvvm.
 CUDA_COMPILER = "cuda-toolkit[nvcc,cudart,cccl]==13.0.*"

@@ -228,8 +228,10 @@ class _Immutable(Adapter):
         return buffer, int(buffer.handle)
 
     def synchronize(self, device: DLDevice, stream: int) -> None:
-        """Waits for the call: the framework's own streams know nothing of ours, so an input's
-        memory might be given to somebody else while our kernel still reads it.
+        """Waits for the call.
+
+        The framework's own streams know nothing of ours, so an input's memory might be given to
+        somebody else while our kernel still reads it.
         """
         if device[0] not in _CPU_DEVICES:
             stream_object(stream).sync()

@@ -315,5 +315,7 @@ def loaded_library(name):
 @pytest.mark.skipif(dlkern.build_info()["gpu"] != "none", reason="speaks of CPU-only builds")
 def test_gpu_arrays_meet_a_cpu_only_build():
     x = Producer(4096, (4,), None, "float32", (CUDA, 0))
-    with pytest.raises(NotImplementedError, match="x is on cuda:0, but this build.*DLKERN_GPU=cuda"):
+    with pytest.raises(
+        NotImplementedError, match="x is on cuda:0, but this build.*DLKERN_GPU=cuda"
+    ):
         dlkern.softmax(x, out=np.empty(4, np.float32))

@@ -10,7 +10,7 @@ from cpython.pycapsule cimport (
     PyCapsule_SetName,
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int32_t, int64_t, intptr_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint64_t, uintptr_t  # no-cython-lint
 from libc.string cimport memset
 
 from core cimport *

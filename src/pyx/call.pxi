@@ -6,7 +6,7 @@
 #         cdef Call call = Call("softmax", stream)
 #         cdef const DLTensor* tx = call.input("x", x)
 #         cdef const DLTensor* ty = call.output_like("y", out, tx)
-#         cdef dlk_softmax_params params = ...        # numbers through integer(call, "axis", axis, 32)
+#         cdef dlk_softmax_params params = ...  # numbers through integer(call, "axis", axis, 32)
 #         while call.pending():
 #             with nogil:
 #                 call.status = dlk_softmax_forward(tx, ty, &params, &call.launch)

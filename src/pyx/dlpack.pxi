@@ -15,7 +15,8 @@ cdef dict _dtype_codes = {name: code for code, name in _dtype_names.items()}
 
 
 cdef str dtype_name(DLDataType dtype):
-    return _dtype_names.get((dtype.code, dtype.bits)) or f"dtype(code={dtype.code}, bits={dtype.bits})"
+    name = _dtype_names.get((dtype.code, dtype.bits))
+    return name or f"dtype(code={dtype.code}, bits={dtype.bits})"
 
 
 cdef DLDataType dtype_named(str name) except *:
