@@ -4,6 +4,9 @@
 
 #include <dlkern/activation.h>
 #include <dlkern/core.h>
+#include <dlkern/dropout.h>
+#include <dlkern/elementwise.h>
+#include <dlkern/optim.h>
 #include <dlkern/softmax.h>
 
 #endif /* DLKERN_DLKERN_H_ */

@@ -1,6 +1,10 @@
 // Marks for code that both host and device compile.
 #pragma once
 
+#if defined(__HIPCC__)
+#include <hip/hip_runtime.h>  // the marks are macros of this header
+#endif
+
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define DLK_HD __host__ __device__ __forceinline__
 #else

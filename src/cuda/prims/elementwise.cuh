@@ -149,8 +149,29 @@ bool packs_fit(const StridedIndex<N>& index, int n, const Operand& operand) {
 template <class F>
 concept HasPrepare = requires(F f) { f.prepare(); };
 
+// The packs of all operands, in registers.
+template <size_t I, class Operand, int W>
+struct PackOf {
+  Pack<typename Operand::Value, W> pack;
+};
+template <int W, class Sequence, class... Operands>
+struct PackSet;
+template <int W, size_t... I, class... Operands>
+struct PackSet<W, std::index_sequence<I...>, Operands...> : PackOf<I, Operands, W>... {
+  template <class F, int N>
+  __device__ void run(const F& f, const int64_t (&at)[N], const int64_t (&step)[N], int count,
+                      const Operands&... operands) {
+    (operands.load(at[I], step[I], count, PackOf<I, Operands, W>::pack), ...);
+    f(PackOf<I, Operands, W>::pack...);
+    (operands.store(at[I], count, PackOf<I, Operands, W>::pack), ...);
+  }
+};
+
+inline constexpr int kThreads = 256;  // of a block
+
+// Packs of 2 hold doubles, whose functions want more registers than 4 blocks leave.
 template <int W, class F, class... Operands>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kThreads, W == 2 ? 2 : 4)
     elementwise_kernel(F f, PackIndex<sizeof...(Operands)> index, Operands... operands) {
   if constexpr (HasPrepare<F>) f.prepare();
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
@@ -160,22 +181,15 @@ __global__ void __launch_bounds__(256)
     index.packs.offsets(i, at);
     const int64_t left = index.numel - i * W;
     const int count = left < W ? static_cast<int>(left) : W;
-    [&]<size_t... I>(std::index_sequence<I...>) {
-      // Elements past the end are computed on zeros and not stored.
-      auto body = [&](auto... pack) {
-        (operands.load(at[I], index.step[I], count, pack), ...);
-        f(pack...);
-        (operands.store(at[I], count, pack), ...);
-      };
-      body(Pack<typename Operands::Value, W>{}...);
-    }(std::index_sequence_for<Operands...>{});
+    // Elements past the end are computed on zeros and not stored.
+    PackSet<W, std::index_sequence_for<Operands...>, Operands...> packs{};
+    packs.run(f, at, index.step, count, operands...);
   }
 }
 
 template <int W, int N, class F, class... Operands>
 void launch_packs(const StridedIndex<N>& index, const F& f, void* stream, Operands... operands) {
   const PackIndex<N> packs = in_packs<N, W>(index);
-  constexpr int kThreads = 256;
   launch_kernel(elementwise_kernel<W, F, Operands...>, grid_for(packs.packs.numel, kThreads),
                 kThreads, 0, stream, f, packs, operands...);
 }

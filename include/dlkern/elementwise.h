@@ -1,0 +1,30 @@
+/* Element-wise arithmetic with broadcasting. */
+#ifndef DLKERN_ELEMENTWISE_H_
+#define DLKERN_ELEMENTWISE_H_
+
+#include <dlkern/core.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dlk_add_params {
+  uint32_t struct_size;
+  uint32_t reserved;
+  double alpha;
+  double beta;
+} dlk_add_params;
+#define DLK_ADD_PARAMS_INIT {sizeof(dlk_add_params), 0, 1.0, 1.0}
+
+/* y = alpha a + beta b. Shapes are broadcast as in NumPy: aligned at the last dimension, where an
+ * extent is 1 or missing that tensor is repeated; y has the broadcast shape.
+ * dtypes: float64, float32, float16, bfloat16 (16-bit types are added in float32), int32, int64
+ * (alpha and beta whole numbers, results modulo 2^32 or 2^64); a, b and y have the same. Any
+ * strides. y may be a or b itself. */
+DLK_API dlk_status_t dlk_add(const DLTensor* a, const DLTensor* b, const DLTensor* y,
+                             const dlk_add_params* params, const dlk_launch* launch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DLKERN_ELEMENTWISE_H_ */

@@ -1,0 +1,49 @@
+// Philox4x32-10, a counter-based random number generator: 128 random bits from a 128-bit counter
+// and a 64-bit key, with no state, so that any element's bits can be had in any order.
+#pragma once
+
+#include <cstdint>
+
+#include "core/macros.h"
+
+namespace dlkern {
+
+struct PhiloxWords {
+  uint32_t v[4];
+};
+
+DLK_HD constexpr PhiloxWords philox(uint64_t counter_low, uint64_t counter_high, uint64_t key) {
+  uint32_t c0 = static_cast<uint32_t>(counter_low), c1 = static_cast<uint32_t>(counter_low >> 32);
+  uint32_t c2 = static_cast<uint32_t>(counter_high);
+  uint32_t c3 = static_cast<uint32_t>(counter_high >> 32);
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53u} * c0;
+    const uint64_t product1 = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(product1);
+    c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(product0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// The known answers that Random123 publishes.
+static_assert(philox(0, 0, 0).v[0] == 0x6627e8d5u && philox(0, 0, 0).v[3] == 0x9b00dbd8u);
+static_assert(philox(~0ull, ~0ull, ~0ull).v[1] == 0x41c83b0eu &&
+              philox(~0ull, ~0ull, ~0ull).v[2] == 0xa20bc7c6u);
+static_assert(philox(0x85a308d3243f6a88u, 0x0370734413198a2eu, 0x299f31d0a4093822u).v[0] ==
+                  0xd16cfe09u &&
+              philox(0x85a308d3243f6a88u, 0x0370734413198a2eu, 0x299f31d0a4093822u).v[3] ==
+                  0x24126ea1u);
+
+// Word i % 4 of the block i / 4: 32 random bits of element i of stream (seed, offset).
+DLK_HD constexpr uint32_t philox_word(const PhiloxWords& words, int64_t i) {
+  const uint32_t low = i & 1 ? words.v[1] : words.v[0];
+  const uint32_t high = i & 1 ? words.v[3] : words.v[2];
+  return i & 2 ? high : low;
+}
+
+}  // namespace dlkern

@@ -1,0 +1,40 @@
+#pragma once
+
+#include "core/call.h"
+#include "core/tensor.h"
+
+namespace dlkern {
+
+struct Add {
+  Tensor a, b;  // of y's rank; extents of 1 are broadcast
+  Tensor y;
+  double alpha, beta;
+};
+
+// alpha a + beta b; integers wrap around.
+template <class V>
+DLK_HD V weighted_sum(V a, V b, V alpha, V beta) {
+  if constexpr (V(-1) < V(0) && V(3) / V(2) == V(1)) {
+    return static_cast<V>(static_cast<uint64_t>(alpha) * static_cast<uint64_t>(a) +
+                          static_cast<uint64_t>(beta) * static_cast<uint64_t>(b));
+  } else {
+    return alpha * a + beta * b;
+  }
+}
+
+// Calls f.template operator()<T>() for the dtypes of Add.
+template <class F>
+void dispatch_add(DType dtype, F&& f) {
+  if (is_index(dtype)) {
+    dispatch_index(dtype, f);
+  } else {
+    dispatch_floating(dtype, f);
+  }
+}
+
+template <>
+ImplList<Add> cpu_impls<Add>();
+template <>
+ImplList<Add> gpu_impls<Add>();
+
+}  // namespace dlkern
