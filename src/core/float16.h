@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__F16C__) && !defined(__CUDACC__) && !defined(__HIPCC__)
 #include <immintrin.h>
@@ -123,5 +124,9 @@ struct AccumulatorOf<int64_t> {
 };
 template <class T>
 using Accumulator = typename AccumulatorOf<T>::type;
+
+// The type that element-wise work on T is done in: float32 for 16-bit types, itself for the others.
+template <class T>
+using Computed = std::conditional_t<std::is_integral_v<T>, T, Accumulator<T>>;
 
 }  // namespace dlkern

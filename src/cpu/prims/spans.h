@@ -50,11 +50,6 @@ void for_each_span(const StridedIndex<N>& index, F&& f, int64_t grain = kSpanGra
   });
 }
 
-// What an element is computed in: float for 16-bit types, itself for the others.
-template <class T>
-using Computed = typename std::conditional_t<std::is_integral_v<T>, std::type_identity<T>,
-                                             AccumulatorOf<T>>::type;
-
 template <class V>
 struct SpanBuffer {
   SpanBuffer() {}  // leaves the elements uninitialised

@@ -21,11 +21,6 @@
 
 namespace dlkern::gpu {
 
-// What an element is computed in.
-template <class T>
-using Computed = typename std::conditional_t<std::is_integral_v<T>, std::type_identity<T>,
-                                             AccumulatorOf<T>>::type;
-
 template <class V, int W>
 struct Pack {
   V v[W];
