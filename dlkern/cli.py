@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(info.as_json() if options.json else info.as_text())
         return 0
-    from dlkern import demo
+    from dlkern.demo import run
 
-    return demo.run(options)
+    return run(options)
 
 
 if __name__ == "__main__":

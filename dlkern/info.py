@@ -35,12 +35,12 @@ def facts() -> dict[str, Any]:
         "build": dlkern.build_info(),
         "threads": dlkern.get_num_threads(),
         "devices": devices,
-        "no_gpu": None if devices else _why_no_gpu(),
+        "no_gpu": None if devices else why_no_gpu(),
         "frameworks": {name: _framework(name, len(devices) > 0) for name in PROBES},
     }
 
 
-def _why_no_gpu() -> str:
+def why_no_gpu() -> str:
     if dlkern.build_info()["gpu"] == "none":
         return f"this build of dlkern is for CPUs only; with a GPU backend: {REBUILD}"
     return "this machine has no GPU, or its driver is not usable"
@@ -220,7 +220,7 @@ def _require(condition: bool, otherwise: str) -> None:
 
 def _framework(name: str, gpu: bool) -> dict[str, Any]:
     """``{"version", "zero_copy": {"cpu" or "gpu": "yes", or what failed}}``."""
-    if not _installed(name):
+    if not is_installed(name):
         return {"version": None, "zero_copy": {}}
     probe_type = PROBES[name]
     try:
@@ -248,7 +248,7 @@ def _line(error: Exception) -> str:
     return f"no: {type(error).__name__}: {text}" if text else f"no: {type(error).__name__}"
 
 
-def _installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
