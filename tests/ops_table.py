@@ -100,10 +100,19 @@ class Op:
             specs[keyword] = (shape, kind)
         return specs
 
-    def call(self, arrays: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> tuple:
-        """Run it; all results as a tuple, the arrays updated in place last."""
-        extra = outputs if outputs is not None else self.needed_without_out
-        result = self.function(**arrays, **self.options, **extra)
+    def arguments(
+        self, arrays: Mapping[str, Any], outputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """All keyword arguments of a call, with outputs given or made."""
+        if outputs is None:
+            return {**arrays, **self.options, **self.needed_without_out}
+        return {**arrays, **self.options, **dict.fromkeys(self.needed_without_out), **outputs}
+
+    def call(
+        self, arrays: Mapping[str, Any], outputs: Mapping[str, Any] | None = None
+    ) -> tuple[Any, ...]:
+        """Run it; all results as a tuple, the arrays that were updated in place last."""
+        result = self.function(**self.arguments(arrays, outputs))
         results = result if isinstance(result, tuple) else (result,)
         updated = tuple(arrays[name] for name in self.inout)
         fresh = (r for r in results if r is not None and not any(r is u for u in updated))
