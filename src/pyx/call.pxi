@@ -118,7 +118,7 @@ cdef class Call:
     cdef bint explicit_stream    # the caller gave the stream
     cdef list outputs            # what result() returns
     cdef list keep               # alive until the call is over
-    cdef str out_alias           # C name of the output that the caller passed as out=
+    cdef dict keywords           # C name of an output that the caller passed -> its keyword
 
     def __cinit__(self, str op, stream):
         memset(&self.launch, 0, sizeof(dlk_launch))
@@ -131,6 +131,7 @@ cdef class Call:
         if self.explicit_stream:
             self.launch.stream = <void*>handle_of(stream)
         self.outputs = []
+        self.keywords = {}
         self.keep = []
         if dlk_explaining:
             self.launch.flags = DLK_LAUNCH_PLAN_ONLY
@@ -162,9 +163,13 @@ cdef class Call:
         """An output: `out` where the caller gave one, else a new array of the first argument's
         framework. It becomes (the next) part of result()."""
         if out is not None:
-            if not self.outputs:
-                self.out_alias = name
-            tensor = self.add("out" if not self.outputs else name, out, True)
+            # By convention the first output is passed as out=, "dweight" or "save_mean" after it as
+            # out_weight=, out_mean=.
+            keyword = "out"
+            if self.outputs:
+                keyword = "out_" + name.removeprefix("save_").removeprefix("d")
+            self.keywords[name] = keyword
+            tensor = self.add(keyword, out, True)
             self.outputs.append(out)
             return tensor
         return self.allocate(name, ndim, shape, dtype)
@@ -210,12 +215,13 @@ cdef class Call:
         return tuple(self.outputs) if self.outputs else None
 
     cdef object fail(self):
-        """C names an output by its role; the caller of the plain functions knows it as `out`."""
+        """C names an output by its role; the caller of the plain functions knows the keyword."""
         cdef str message = dlk_last_error().decode()
-        if self.out_alias is not None:
-            head = f"{self.op}: {self.out_alias}"
-            if message.startswith(head) and not message[len(head):len(head) + 1].isalnum():
-                message = f"{self.op}: out{message[len(head):]}"
+        for role, keyword in self.keywords.items():
+            head = f"{self.op}: {role}"
+            if message.startswith(head) and not (message[len(head):] + " ")[0].isalnum():
+                message = f"{self.op}: {keyword}{message[len(head):]}"
+                break
         raise _exceptions.get(self.status, RuntimeError)(message)
 
     cdef int explain(self) except -1:
