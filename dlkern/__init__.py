@@ -22,6 +22,27 @@ from dlkern._core import (
     workspace,
 )
 from dlkern._dlkern import DeviceError
+from dlkern.activation import (
+    elu,
+    elu_backward,
+    gelu,
+    gelu_backward,
+    leaky_relu,
+    leaky_relu_backward,
+    relu,
+    relu_backward,
+    sigmoid,
+    sigmoid_backward,
+    silu,
+    silu_backward,
+    softplus,
+    softplus_backward,
+    tanh,
+    tanh_backward,
+)
+from dlkern.dropout import dropout, dropout_backward
+from dlkern.elementwise import add
+from dlkern.optim import adamw_step, sgd_step
 from dlkern.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
 if TYPE_CHECKING:
@@ -34,19 +55,40 @@ __all__ = [
     "Event",
     "Plan",
     "Stream",
+    "adamw_step",
+    "add",
     "build_info",
     "device_empty",
     "devices",
+    "dropout",
+    "dropout_backward",
+    "elu",
+    "elu_backward",
     "explain",
+    "gelu",
+    "gelu_backward",
     "get_include",
     "get_library",
     "get_num_threads",
+    "leaky_relu",
+    "leaky_relu_backward",
     "log_softmax",
     "log_softmax_backward",
     "pinned_empty",
+    "relu",
+    "relu_backward",
     "set_num_threads",
+    "sgd_step",
+    "sigmoid",
+    "sigmoid_backward",
+    "silu",
+    "silu_backward",
     "softmax",
     "softmax_backward",
+    "softplus",
+    "softplus_backward",
+    "tanh",
+    "tanh_backward",
     "workspace",
 ]
 

@@ -55,6 +55,7 @@ _explained = _thread_local()
 
 cdef enum:
     MAX_TENSORS = 16
+    MAX_DIMS = 8
 
 
 cdef bint on_gpu(const DLTensor* tensor) noexcept:
@@ -259,6 +260,9 @@ cdef class Call:
                 self.set_first(name, array, framework, &slot.tensor)
         else:
             self.take(name, array, framework, slot)
+        if slot.tensor.ndim > MAX_DIMS:
+            raise ValueError(f"{self.op}: {name} has {slot.tensor.ndim} dimensions, expected at "
+                             f"most {MAX_DIMS}")
         if framework is not self.framework:
             self.check_order(name, framework, &slot.tensor)
         if written and (slot.read_only or framework.adapter.immutable):
