@@ -46,7 +46,8 @@ cdef int activation_of(Call call, object name) except -1:
     return kind
 
 
-cdef int activation_params(Call call, str name, tuple numbers, dlk_activation_params* params) except -1:
+cdef int activation_params(Call call, str name, tuple numbers,
+                           dlk_activation_params* params) except -1:
     """`numbers`: nothing, or (name, value) of alpha and then of threshold."""
     params.struct_size = sizeof(dlk_activation_params)
     params.kind = _activations[name]
