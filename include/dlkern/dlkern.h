@@ -7,6 +7,7 @@
 #include <dlkern/dropout.h>
 #include <dlkern/elementwise.h>
 #include <dlkern/optim.h>
+#include <dlkern/reduce.h>
 #include <dlkern/softmax.h>
 
 #endif /* DLKERN_DLKERN_H_ */

@@ -2,6 +2,7 @@
 // and double only: 16-bit spans pass through a buffer of floats.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -23,6 +24,10 @@ inline void load_span(const T* src, int64_t stride, int64_t n, Acc* dst) {
     }
 #endif
     for (; i < n; ++i) dst[i] = static_cast<Acc>(src[i]);
+    return;
+  }
+  if (stride == 0) {  // a broadcast operand
+    std::fill_n(dst, n, n ? static_cast<Acc>(*src) : Acc(0));
     return;
   }
   for (; i < n; ++i) dst[i] = static_cast<Acc>(src[i * stride]);

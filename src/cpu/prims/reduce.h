@@ -1,21 +1,21 @@
 // Sums and maxima of contiguous spans, in an order that depends on n alone.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
+#include <limits>
 
 namespace dlkern::cpu {
 
 inline constexpr int kLanes = 16;  // independent accumulators: enough for the compiler to vectorise
+inline constexpr int64_t kSumBlock = 1024;
 
 // term(i) summed over i < n: in lanes within blocks, and over block sums, so that the rounding error
-// grows like n / 4096 rather than n.
+// grows like n / kSumBlock rather than n.
 template <class Acc, class Term>
 inline Acc sum_of(int64_t n, Term&& term) {
-  constexpr int64_t kBlock = 4096;
   Acc total = 0;
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t end = begin + kBlock < n ? begin + kBlock : n;
+  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
+    const int64_t end = begin + kSumBlock < n ? begin + kSumBlock : n;
     Acc lane[kLanes] = {};
     int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) {
@@ -30,17 +30,43 @@ inline Acc sum_of(int64_t n, Term&& term) {
   return total;
 }
 
-// max of a span; NaN if any element is NaN; -inf for n = 0.
+// v takes the place of m as the largest (smallest) so far. The first NaN is larger and smaller than
+// anything.
+template <bool kMin, class Acc>
+inline bool is_better(Acc v, Acc m) {
+  return (kMin ? v < m : v > m) || (v != v && m == m);
+}
+
+// The value that every other one is better than, or equal to.
+template <bool kMin, class Acc>
+inline constexpr Acc kWorst =
+    std::numeric_limits<Acc>::has_infinity
+        ? (kMin ? std::numeric_limits<Acc>::infinity() : -std::numeric_limits<Acc>::infinity())
+        : (kMin ? std::numeric_limits<Acc>::max() : std::numeric_limits<Acc>::lowest());
+
+// max (min) of a span; NaN if any element is NaN; kWorst for n = 0.
+template <bool kMin, class Acc>
+inline Acc extreme_of(const Acc* x, int64_t n) {
+  Acc best = kWorst<kMin, Acc>;
+  int nan = 0;  // comparisons drop NaN, so it is looked for apart
+  if constexpr (kMin) {
+#pragma omp simd reduction(min : best) reduction(| : nan)
+    for (int64_t i = 0; i < n; ++i) {
+      best = x[i] < best ? x[i] : best;
+      nan |= x[i] != x[i];
+    }
+  } else {
+#pragma omp simd reduction(max : best) reduction(| : nan)
+    for (int64_t i = 0; i < n; ++i) {
+      best = x[i] > best ? x[i] : best;
+      nan |= x[i] != x[i];
+    }
+  }
+  return nan ? std::numeric_limits<Acc>::quiet_NaN() : best;
+}
 template <class Acc>
 inline Acc max_of(const Acc* x, int64_t n) {
-  Acc max = -INFINITY;
-  int any_nan = 0;  // a comparison drops NaN, so it is looked for apart
-#pragma omp simd reduction(max : max) reduction(| : any_nan)
-  for (int64_t i = 0; i < n; ++i) {
-    max = x[i] > max ? x[i] : max;
-    any_nan |= x[i] != x[i];
-  }
-  return any_nan ? Acc(NAN) : max;
+  return extreme_of<false>(x, n);
 }
 
 }  // namespace dlkern::cpu
