@@ -55,6 +55,11 @@ def _place(shape: Sequence[int], layout: str) -> tuple[int, list[int], int]:
     return pitch + (layout == "unaligned"), strides, offset
 
 
+def _is_builtin(dtype: np.dtype) -> bool:
+    """A type of NumPy's own: isbuiltin is 2 for the types that ml_dtypes registers."""
+    return dtype.isbuiltin == 1
+
+
 def _poison(size: int, dtype: np.dtype) -> NDArray[Any]:
     if dtype.kind in "iub":
         return np.frombuffer(bytes([POISON_INT]) * (size * dtype.itemsize), dtype).copy()
@@ -138,7 +143,7 @@ class TorchBackend(Backend):
 
     def _upload(self, base):
         torch = self.torch
-        if base.dtype.kind in "iufb" and base.dtype.isbuiltin:
+        if _is_builtin(base.dtype):
             return torch.from_numpy(base).cuda()
         integers = base.view({1: np.uint8, 2: np.int16}[base.itemsize])
         return torch.from_numpy(integers).cuda().view(getattr(torch, base.dtype.name))
@@ -149,7 +154,7 @@ class TorchBackend(Backend):
             return _download(x, self.raw(x.owner), x.owner.data_ptr())
         x = x.detach().cpu()
         name = str(x.dtype).removeprefix("torch.")
-        if numpy_dtype(name).isbuiltin:
+        if _is_builtin(numpy_dtype(name)):
             return x.numpy().copy()
         integers = {1: torch.uint8, 2: torch.int16}[x.element_size()]
         return x.contiguous().view(integers).numpy().view(numpy_dtype(name)).copy()
@@ -173,7 +178,7 @@ class CupyBackend(Backend):
         self.device_type = ROCM if name == "hip" else CUDA
 
     def _on_device(self, base, shape, strides, offset):
-        builtin = base.dtype.isbuiltin
+        builtin = _is_builtin(base.dtype)
         buffer = self.cupy.asarray(base if builtin else base.view(f"u{base.itemsize}"))
         if builtin:
             return self.cupy.lib.stride_tricks.as_strided(

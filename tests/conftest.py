@@ -11,6 +11,7 @@ DIR`` the counts of a GPU run are written to ``DIR/<gpu>/tests.json``.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -25,6 +26,10 @@ from benchmarks.machine import device_name, metadata  # isort: skip
 
 from backends import get_backend, gpu_name, why_no_gpu
 from oracle import FLOATS
+
+
+# JAX would take three quarters of the GPU's memory for itself at its first array.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def pytest_addoption(parser):

@@ -94,7 +94,7 @@ def test_edge_24_interpreter_exit_is_quiet():
         "import jax.numpy as jnp, dlkern, sys\n"
         "sys.keep = [dlkern.softmax(jnp.ones((3, 4))) for _ in range(5)]\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -15,7 +15,7 @@ import dlkern
 
 def run_python(script, **environment):
     return subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-P", "-c", script],
         capture_output=True, text=True, env=os.environ | environment, timeout=300,
     )  # fmt: skip
 
