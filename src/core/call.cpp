@@ -191,7 +191,16 @@ int Call::axis(const char* name, int64_t axis, const Tensor& of) const {
   return static_cast<int>(axis < 0 ? axis + of.ndim : axis);
 }
 
+bool Call::checks_values() const {
+  if (!debug() || (flags_ & DLK_LAUNCH_PLAN_ONLY)) return false;
+#if DLKERN_WITH_GPU
+  if (device_.is_gpu && gpu::is_capturing(launch_.stream)) return false;
+#endif
+  return true;
+}
+
 std::vector<int64_t> Call::read_integers(const Tensor& t) const {
+  const DeviceGuard guard(device_);
   return dispatch_index(t.dtype, [&]<class T>() {
     const std::vector<T> values = to_host<T>(t, launch_.stream);
     return std::vector<int64_t>(values.begin(), values.end());

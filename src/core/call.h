@@ -108,9 +108,11 @@ class Call {
   int axis(const char* name, int64_t axis, const Tensor& of) const;
 
   const Device& device() const { return device_; }
-  // DLKERN_DEBUG is set: expensive checks of values are wanted.
-  static bool debug();
-  // Debug mode only: a contiguous host copy of an integer tensor, read in stream order.
+  static bool debug();  // DLKERN_DEBUG is set
+  // Debug mode in a call that may wait for the device (neither plan-only nor being captured):
+  // expensive checks of values are wanted.
+  bool checks_values() const;
+  // For those checks: a contiguous host copy of an integer tensor, read in stream order.
   std::vector<int64_t> read_integers(const Tensor& t) const;
 
   template <class Problem>

@@ -5,9 +5,8 @@
 //   backward  dx_i = y_i (dy_i - sum_j dy_j y_j)
 //             log: dx_i = dy_i - exp(y_i) sum_j dy_j
 //
-// Layout: the axis has n elements at some stride; all other dimensions together are the rows.
-// One group of threads walks one row: a block, a warp for short rows, or a single thread where the
-// axis is strided and neighbouring rows are adjacent in memory, so that a warp stays coalesced.
+// Layout: the axis has n elements at some stride; all other dimensions together are the rows. One
+// group of threads walks one row: see prims/rows.cuh.
 // Maximum and sum come from one pass (online softmax): a row is read twice and written once.
 // Bound by memory. Sums in float32 (float64 for float64), in an order fixed by n and the strides
 // alone: a row's bits do not depend on the other rows.
@@ -17,7 +16,8 @@
 
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
-#include "cuda/prims/reduce.cuh"
+#include "cuda/prims/rows.cuh"
+#include "cuda/prims/softmax.cuh"
 
 namespace dlkern {
 namespace {
@@ -31,57 +31,6 @@ struct Args {
   int64_t stride[N];  // along the axis
 };
 
-enum class Group { kThread, kWarp, kBlock };
-
-struct Config {
-  Group group;
-  int threads;  // of a block
-};
-
-template <int N>
-Config pick(const Args<N>& args) {
-  const StridedIndex<N>& rows = args.rows;
-  const int last = rows.ndim - 1;
-  if (args.stride[0] != 1 && last >= 0 && rows.stride[0][last] == 1 && rows.shape[last] >= 8) {
-    return {Group::kThread, 128};
-  }
-  if (args.n <= 512) return {Group::kWarp, 256};
-  return {Group::kBlock, args.n <= 4096 ? 256 : 1024};
-}
-
-// The threads that share a row.
-template <Group kGroup>
-struct Team {
-  int rank, size;
-  int64_t row, row_step;
-
-  __device__ Team() {
-    const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-    if constexpr (kGroup == Group::kThread) {
-      rank = 0, size = 1, row = thread, row_step = threads;
-    } else if constexpr (kGroup == Group::kWarp) {
-      rank = threadIdx.x % kWarpSize, size = kWarpSize;
-      row = thread / kWarpSize, row_step = threads / kWarpSize;
-    } else {
-      rank = threadIdx.x, size = blockDim.x, row = blockIdx.x, row_step = gridDim.x;
-    }
-  }
-  template <class T, class Op>
-  __device__ T reduce(T v, Op op, T identity) const {
-    if constexpr (kGroup == Group::kThread) {
-      return v;
-    } else if constexpr (kGroup == Group::kWarp) {
-      return warp_reduce(v, op);
-    } else {
-      return block_reduce(v, op, identity);
-    }
-  }
-};
-
-__device__ float exp_of(float x) { return expf(x); }
-__device__ double exp_of(double x) { return exp(x); }
-
 template <class T, Group kGroup, bool kLog>
 __global__ void softmax_forward_kernel(const T* x, T* y, Args<2> args) {
   using Acc = Accumulator<T>;
@@ -91,24 +40,10 @@ __global__ void softmax_forward_kernel(const T* x, T* y, Args<2> args) {
     args.rows.offsets(row, at);
     const T* xr = x + at[0];
     T* yr = y + at[1];
-    Acc max = -INFINITY, sum = 0;
-    for (int64_t i = team.rank; i < args.n; i += team.size) {
-      const Acc v = static_cast<Acc>(xr[i * args.stride[0]]);
-      if (v > max || v != v) {
-        sum = sum * exp_of(max - v) + Acc(1);
-        max = v;
-      } else if (v != -INFINITY) {
-        sum += exp_of(v - max);
-      }
-    }
-    const Acc row_max = team.reduce(max, Max{}, Acc(-INFINITY));
-    // A lane that saw nothing but -inf has sum 0 and must not compute -inf - -inf.
-    sum = team.reduce(sum == 0 ? Acc(0) : sum * exp_of(max - row_max), Sum{}, Acc(0));
-    // All -inf: 0 / 0 below. +inf: its own term is exp(inf - inf).
-    if (row_max == INFINITY) sum = NAN;
+    const auto [max, sum] = softmax_sums<T>(team, xr, args.n, args.stride[0]);
     const Acc scale = kLog ? log(sum) : 1 / sum;
     for (int64_t i = team.rank; i < args.n; i += team.size) {
-      const Acc v = static_cast<Acc>(xr[i * args.stride[0]]) - row_max;
+      const Acc v = static_cast<Acc>(xr[i * args.stride[0]]) - max;
       yr[i * args.stride[1]] = static_cast<T>(kLog ? v - scale : exp_of(v) * scale);
     }
   }
@@ -135,38 +70,13 @@ __global__ void softmax_backward_kernel(const T* dy, const T* y, T* dx, Args<3> 
   }
 }
 
-int64_t blocks_for(const Config& config, int64_t rows) {
-  switch (config.group) {
-    case Group::kThread:
-      return ceil_div(rows, config.threads);
-    case Group::kWarp:
-      return ceil_div(rows * kWarpSize, config.threads);
-    case Group::kBlock:
-      break;
-  }
-  return rows;
-}
-
-// f.operator()<kGroup>() for a run-time group.
-template <class F>
-void dispatch_group(Group group, F&& f) {
-  switch (group) {
-    case Group::kThread:
-      return f.template operator()<Group::kThread>();
-    case Group::kWarp:
-      return f.template operator()<Group::kWarp>();
-    case Group::kBlock:
-      return f.template operator()<Group::kBlock>();
-  }
-}
-
 template <class T>
 void launch_forward(const SoftmaxForward& p, const Launch& launch) {
   const Args<2> args{make_index<2>({&p.x, &p.y}, ~(1u << p.axis)),
                      p.x.shape[p.axis],
                      {p.x.strides[p.axis], p.y.strides[p.axis]}};
-  const Config config = pick(args);
-  const int grid = grid_for(blocks_for(config, args.rows.numel), 1, 16);
+  const RowConfig config = pick_rows(args.rows, args.n, args.stride[0]);
+  const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
   dispatch_group(config.group, [&]<Group kGroup>() {
     launch_kernel(
         p.log ? softmax_forward_kernel<T, kGroup, true> : softmax_forward_kernel<T, kGroup, false>,
@@ -179,8 +89,8 @@ void launch_backward(const SoftmaxBackward& p, const Launch& launch) {
   const Args<3> args{make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)),
                      p.dy.shape[p.axis],
                      {p.dy.strides[p.axis], p.y.strides[p.axis], p.dx.strides[p.axis]}};
-  const Config config = pick(args);
-  const int grid = grid_for(blocks_for(config, args.rows.numel), 1, 16);
+  const RowConfig config = pick_rows(args.rows, args.n, args.stride[0]);
+  const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
   dispatch_group(config.group, [&]<Group kGroup>() {
     launch_kernel(p.log ? softmax_backward_kernel<T, kGroup, true>
                         : softmax_backward_kernel<T, kGroup, false>,

@@ -1,0 +1,128 @@
+/* Batch, layer and RMS normalisation.
+ *
+ *     batch_norm   y = (x - mean_c) * rstd_c * weight_c + bias_c      per channel c
+ *     layer_norm   y = (x - mean_r) * rstd_r * weight_j + bias_j      per row r, element j
+ *     rms_norm     y = x * rstd_r * weight_j
+ *
+ * rstd = 1 / sqrt(variance + eps) with the biased variance (RMS: the mean square). Statistics are
+ * computed by stable methods, never as E[x^2] - E[x]^2. NaN and infinities reach the statistics of
+ * their channel or row and nothing else.
+ *
+ * dtypes: x is float64, float32, float16 or bfloat16; y, dy and dx have x's dtype. weight, bias and
+ * the running statistics have x's dtype, or float32 where x is 16-bit; dweight and dbias likewise,
+ * each on its own. Saved statistics have the type that is summed in: float64 for float64, float32
+ * for all others. Any strides. Absent weight counts as 1, absent bias as 0. Outputs share no memory
+ * with inputs or each other, except where "may be" says so.
+ *
+ * Results do not depend on the number of threads, nor a row's on the other rows.
+ */
+#ifndef DLKERN_NORM_H_
+#define DLKERN_NORM_H_
+
+#include <dlkern/core.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dlk_batch_norm_params {
+  uint32_t struct_size;
+  int32_t layout; /* dlk_layout: where x's channels lie */
+  double eps;     /* >= 0 */
+  double
+      momentum; /* weight of the new statistics: running = (1 - momentum) running + momentum new */
+} dlk_batch_norm_params;
+#define DLK_BATCH_NORM_PARAMS_INIT {sizeof(dlk_batch_norm_params), DLK_LAYOUT_NCHW, 1e-5, 0.1}
+
+/* Normalises with the statistics of x itself.
+ *
+ * x, y: [N, C, spatial...] or [N, spatial..., C] of rank 2 to 5. All others: [C]. save_mean and
+ * save_rstd receive what dlk_batch_norm_backward needs. running_mean and running_var (both or
+ * neither) are updated in place, the variance by the unbiased one. Fewer than two values per
+ * channel are DLK_INVALID_ARGUMENT. */
+DLK_API dlk_status_t dlk_batch_norm_training(const DLTensor* x, const DLTensor* weight,
+                                             const DLTensor* bias, const DLTensor* running_mean,
+                                             const DLTensor* running_var, const DLTensor* y,
+                                             const DLTensor* save_mean, const DLTensor* save_rstd,
+                                             const dlk_batch_norm_params* params,
+                                             const dlk_launch* launch);
+
+/* Normalises with given statistics. weight and bias are optional; y may be x itself. */
+DLK_API dlk_status_t dlk_batch_norm_inference(const DLTensor* x, const DLTensor* weight,
+                                              const DLTensor* bias, const DLTensor* running_mean,
+                                              const DLTensor* running_var, const DLTensor* y,
+                                              const dlk_batch_norm_params* params,
+                                              const dlk_launch* launch);
+
+/* Gradient of dlk_batch_norm_training; mean and rstd are what it saved. With M values per channel
+ * and xhat = (x - mean) * rstd:
+ *
+ *     dbias = sum dy,  dweight = sum dy * xhat
+ *     dx = weight * rstd * (dy - dbias / M - xhat * dweight / M)
+ *
+ * weight, dweight and dbias are optional; dx may be dy or x itself. */
+DLK_API dlk_status_t dlk_batch_norm_backward(const DLTensor* dy, const DLTensor* x,
+                                             const DLTensor* weight, const DLTensor* mean,
+                                             const DLTensor* rstd, const DLTensor* dx,
+                                             const DLTensor* dweight, const DLTensor* dbias,
+                                             const dlk_batch_norm_params* params,
+                                             const dlk_launch* launch);
+
+/* Gradient of dlk_batch_norm_inference, whose statistics are constants: dx = weight * rstd * dy,
+ * with rstd from running_var and params->eps. The rest is as above. */
+DLK_API dlk_status_t dlk_batch_norm_inference_backward(
+    const DLTensor* dy, const DLTensor* x, const DLTensor* weight, const DLTensor* running_mean,
+    const DLTensor* running_var, const DLTensor* dx, const DLTensor* dweight, const DLTensor* dbias,
+    const dlk_batch_norm_params* params, const dlk_launch* launch);
+
+typedef struct dlk_layer_norm_params {
+  uint32_t struct_size;
+  int32_t normalized_ndim; /* how many of the last dimensions make a row: 1 to x's rank */
+  double eps;              /* >= 0 */
+} dlk_layer_norm_params;
+#define DLK_LAYER_NORM_PARAMS_INIT {sizeof(dlk_layer_norm_params), 1, 1e-5}
+
+/* x, y: rank >= 1. weight, bias (optional): the shape of x's last normalized_ndim dimensions. mean,
+ * rstd (optional): the shape of the dimensions before them; for the backward call. y may be x. */
+DLK_API dlk_status_t dlk_layer_norm_forward(const DLTensor* x, const DLTensor* weight,
+                                            const DLTensor* bias, const DLTensor* y,
+                                            const DLTensor* mean, const DLTensor* rstd,
+                                            const dlk_layer_norm_params* params,
+                                            const dlk_launch* launch);
+
+/* With g = dy * weight, xhat = (x - mean) * rstd and averages over the row:
+ *
+ *     dx = rstd * (g - avg(g) - xhat * avg(g * xhat)),  dweight = sum_r dy * xhat,  dbias = sum_r dy
+ *
+ * weight, dweight and dbias are optional; dx may be dy or x itself. */
+DLK_API dlk_status_t dlk_layer_norm_backward(const DLTensor* dy, const DLTensor* x,
+                                             const DLTensor* weight, const DLTensor* mean,
+                                             const DLTensor* rstd, const DLTensor* dx,
+                                             const DLTensor* dweight, const DLTensor* dbias,
+                                             const dlk_layer_norm_params* params,
+                                             const dlk_launch* launch);
+
+typedef struct dlk_rms_norm_params {
+  uint32_t struct_size;
+  int32_t normalized_ndim;
+  double eps;
+} dlk_rms_norm_params;
+#define DLK_RMS_NORM_PARAMS_INIT {sizeof(dlk_rms_norm_params), 1, 1e-6}
+
+/* As dlk_layer_norm_forward, without mean and bias. */
+DLK_API dlk_status_t dlk_rms_norm_forward(const DLTensor* x, const DLTensor* weight,
+                                          const DLTensor* y, const DLTensor* rstd,
+                                          const dlk_rms_norm_params* params,
+                                          const dlk_launch* launch);
+
+/* dx = rstd * (g - xhat * avg(g * xhat)) with xhat = x * rstd; the rest is as for layer_norm. */
+DLK_API dlk_status_t dlk_rms_norm_backward(const DLTensor* dy, const DLTensor* x,
+                                           const DLTensor* weight, const DLTensor* rstd,
+                                           const DLTensor* dx, const DLTensor* dweight,
+                                           const dlk_rms_norm_params* params,
+                                           const dlk_launch* launch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DLKERN_NORM_H_ */

@@ -1,0 +1,266 @@
+// Cross entropy of logits against class labels.
+//
+//   forward   loss = -(1 - e) w_t logp_t - e / C * sum_c w_c logp_c,   logp = x - logsumexp(x)
+//   backward  dx_c = s * [(1 - e) w_t (p_c - (c == t)) + e / C * (p_c sum_k w_k - w_c)]
+//
+// Layout: C classes at some stride; all other dimensions together are the rows, each walked by one
+// group of threads (prims/rows.cuh). Maximum and sum of exponentials come from one pass (online
+// softmax). The rows' losses, and the sum of their weights, are summed by a two-stage reduction
+// (prims/columns.cuh), in an order fixed by the number of rows. Bound by memory: the forward pass
+// reads a row once (twice with smoothing), the backward pass reads it twice and writes it once.
+// Sums in float32 (float64 for float64). A label out of range is never used as an index: its row
+// becomes NaN.
+#include "core/mixed.h"
+#include "cuda/prims/columns.cuh"
+#include "cuda/prims/rows.cuh"
+#include "cuda/prims/softmax.cuh"
+#include "ops/loss.h"
+
+namespace dlkern {
+namespace {
+
+using namespace gpu;
+
+// What both directions know of the rows.
+template <class T>
+struct Rows {
+  using Acc = Accumulator<T>;
+  const T* logits;
+  int64_t classes, stride;
+  MixedView<T> weight;
+  StridedIndex<1> label_index;
+  const void* labels;
+  bool wide_labels;  // int64
+  int64_t ignore_index, count;
+  double smoothing;
+
+  explicit Rows(const CrossEntropy& p)
+      : logits(p.logits.as<const T>()),
+        classes(p.classes()),
+        stride(p.logits.strides[p.axis]),
+        weight(p.weight),
+        label_index(make_index<1>({&p.labels})),
+        labels(p.labels.data),
+        wide_labels(p.labels.dtype == DType::kInt64),
+        ignore_index(p.ignore_index),
+        count(p.rows()),
+        smoothing(p.smoothing) {}
+
+  __device__ int64_t label(int64_t row) const {
+    int64_t at[1];
+    label_index.offsets(row, at);
+    return wide_labels ? static_cast<const int64_t*>(labels)[at[0]]
+                       : static_cast<const int32_t*>(labels)[at[0]];
+  }
+  __device__ bool valid(int64_t label) const { return label >= 0 && label < classes; }
+  // What the row counts in the mean.
+  __device__ Acc row_weight(int64_t row) const {
+    const int64_t t = label(row);
+    return t != ignore_index && valid(t) ? weight.load_or(t, 1) : Acc(0);
+  }
+};
+
+// Writes the loss of each row to `loss`, or to `row_loss` (workspace) where that is given.
+template <class T, Group kGroup>
+__global__ void cross_entropy_forward_kernel(Rows<T> rows, StridedIndex<1> index, MixedView<T> loss,
+                                             Accumulator<T>* row_loss) {
+  using Acc = Accumulator<T>;
+  const Team<kGroup> team;
+  const Acc smoothing = static_cast<Acc>(rows.smoothing);
+  for (int64_t row = team.row; row < rows.count; row += team.row_step) {
+    const int64_t t = rows.label(row);
+    Acc value = 0;
+    if (t != rows.ignore_index && !rows.valid(t)) {
+      value = NAN;
+    } else if (t != rows.ignore_index) {
+      int64_t at[1];
+      index.offsets(row, at);
+      const T* x = rows.logits + at[0];
+      const auto [max, sum] = softmax_sums<T>(team, x, rows.classes, rows.stride);
+      const Acc log_sum = log(sum);
+      const Acc hit = static_cast<Acc>(x[t * rows.stride]);
+      value = (1 - smoothing) * rows.weight.load_or(t, 1) * (log_sum - (hit - max));
+      if (smoothing != 0) {
+        Acc all = 0;
+        for (int64_t i = team.rank; i < rows.classes; i += team.size) {
+          const Acc v = static_cast<Acc>(x[i * rows.stride]);
+          all += rows.weight.load_or(i, 1) * (log_sum - (v - max));
+        }
+        value += smoothing / Acc(rows.classes) * team.reduce(all, Sum{}, Acc(0));
+      }
+    }
+    if (team.rank == 0) {
+      if (row_loss) {
+        row_loss[row] = value;
+      } else {
+        loss.store(row, value);
+      }
+    }
+  }
+}
+
+// Sums of the losses and the weights of all rows: one column, the rows are the positions.
+template <class T>
+struct LossSums {
+  using Acc = Accumulator<T>;
+  Rows<T> rows;
+  const Acc* row_loss;
+  MixedView<T> loss;
+  bool mean;
+
+  __device__ Sums<Acc, 2> load(int64_t, int64_t row) const {
+    return {{row_loss[row], mean ? rows.row_weight(row) : Acc(0)}};
+  }
+  __device__ void finish(int64_t, const Sums<Acc, 2>& sums) const {
+    loss.store(0, mean ? sums.v[0] / sums.v[1] : sums.v[0]);
+  }
+};
+
+// The sum of the weights of all rows, and of all classes, for the backward pass.
+template <class T>
+struct WeightSums {
+  using Acc = Accumulator<T>;
+  Rows<T> rows;
+  Acc* total;
+
+  __device__ Sums<Acc, 1> load(int64_t, int64_t row) const { return {{rows.row_weight(row)}}; }
+  __device__ void finish(int64_t, const Sums<Acc, 1>& sums) const { *total = sums.v[0]; }
+};
+
+template <class T>
+struct BackwardArgs {
+  Rows<T> rows;
+  StridedIndex<2> index;  // logits, dlogits
+  T* dlogits;
+  int64_t out_stride;
+  MixedView<T> dloss;
+  bool per_row;
+  const Accumulator<T>* total;  // what dloss is divided by; nullptr: 1
+};
+
+template <class T, Group kGroup>
+__global__ void cross_entropy_backward_kernel(BackwardArgs<T> args) {
+  using Acc = Accumulator<T>;
+  const Team<kGroup> team;
+  const Rows<T>& rows = args.rows;
+  const int64_t n = rows.classes;
+  const Acc smoothing = static_cast<Acc>(rows.smoothing), share = smoothing / Acc(n);
+  Acc all = Acc(n);  // sum of the class weights
+  if (rows.weight && smoothing != 0) {
+    all = 0;
+    for (int64_t i = team.rank; i < n; i += team.size) all += rows.weight.load(i);
+    all = team.reduce(all, Sum{}, Acc(0));
+  }
+  for (int64_t row = team.row; row < rows.count; row += team.row_step) {
+    int64_t at[2];
+    args.index.offsets(row, at);
+    T* out = args.dlogits + at[1];
+    const int64_t t = rows.label(row);
+    if (t == rows.ignore_index || !rows.valid(t)) {
+      const T fill = static_cast<T>(t == rows.ignore_index ? Acc(0) : Acc(NAN));
+      for (int64_t i = team.rank; i < n; i += team.size) out[i * args.out_stride] = fill;
+      continue;
+    }
+    const T* x = rows.logits + at[0];
+    const auto [max, sum] = softmax_sums<T>(team, x, n, rows.stride);
+    Acc scale = args.dloss.load(args.per_row ? row : 0);
+    if (args.total) scale /= *args.total;
+    const Acc hit = (1 - smoothing) * rows.weight.load_or(t, 1);
+    const Acc factor = scale * (hit + share * all) / sum;
+    for (int64_t i = team.rank; i < n; i += team.size) {
+      Acc v = exp_of(static_cast<Acc>(x[i * rows.stride]) - max) * factor;
+      if (smoothing != 0) v -= scale * share * rows.weight.load_or(i, 1);
+      if (i == t) v -= scale * hit;
+      out[i * args.out_stride] = static_cast<T>(v);
+    }
+  }
+}
+
+ColumnTiles tiles_of(const CrossEntropy& p) { return ColumnTiles(p.rows(), 1, false); }
+
+template <class T>
+void launch_forward(const CrossEntropyForward& p, const Launch& launch) {
+  using Acc = Accumulator<T>;
+  const Rows<T> rows(p);
+  const MixedView<T> loss(p.loss);
+  const auto index = make_index<1>({&p.logits}, ~(1u << p.axis));
+  const ColumnTiles tiles = tiles_of(p);
+  auto* partial = static_cast<Sums<Acc, 2>*>(launch.workspace);
+  Acc* row_loss = nullptr;
+  if (p.reduction != DLK_REDUCTION_NONE) {
+    row_loss = reinterpret_cast<Acc*>(partial + tiles.partials());
+  }
+  const RowConfig config = pick_rows(index, rows.classes, rows.stride);
+  dispatch_group(config.group, [&]<Group kGroup>() {
+    launch_kernel(cross_entropy_forward_kernel<T, kGroup>,
+                  grid_for(config.blocks(rows.count), 1, 16), config.threads, 0, launch.stream,
+                  rows, index, loss, row_loss);
+  });
+  if (row_loss) {
+    const bool mean = p.reduction == DLK_REDUCTION_MEAN;
+    reduce_columns(LossSums<T>{rows, row_loss, loss, mean}, tiles, partial, launch.stream);
+  }
+}
+
+size_t forward_workspace(const CrossEntropyForward& p) {
+  if (p.reduction == DLK_REDUCTION_NONE) return 0;
+  return (2 * tiles_of(p).partials() + static_cast<size_t>(p.rows())) *
+         dtype_size(accumulator_of(p.logits.dtype));
+}
+
+template <class T>
+void launch_backward(const CrossEntropyBackward& p, const Launch& launch) {
+  using Acc = Accumulator<T>;
+  const Rows<T> rows(p);
+  Acc* total = nullptr;
+  if (p.reduction == DLK_REDUCTION_MEAN) {
+    const ColumnTiles tiles = tiles_of(p);
+    auto* partial = static_cast<Sums<Acc, 1>*>(launch.workspace);
+    total = reinterpret_cast<Acc*>(partial + tiles.partials());
+    reduce_columns(WeightSums<T>{rows, total}, tiles, partial, launch.stream);
+  }
+  const BackwardArgs<T> args{rows,
+                             make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis)),
+                             p.dlogits.as<T>(),
+                             p.dlogits.strides[p.axis],
+                             MixedView<T>(p.dloss),
+                             p.reduction == DLK_REDUCTION_NONE,
+                             total};
+  const RowConfig config = pick_rows(args.index, rows.classes, rows.stride);
+  dispatch_group(config.group, [&]<Group kGroup>() {
+    launch_kernel(cross_entropy_backward_kernel<T, kGroup>,
+                  grid_for(config.blocks(rows.count), 1, 16), config.threads, 0, launch.stream,
+                  args);
+  });
+}
+
+size_t backward_workspace(const CrossEntropyBackward& p) {
+  if (p.reduction != DLK_REDUCTION_MEAN) return 0;
+  return (tiles_of(p).partials() + 1) * dtype_size(accumulator_of(p.logits.dtype));
+}
+
+constexpr Impl<CrossEntropyForward> kForward[] = {
+    {"online_rows", supports_all, forward_workspace,
+     [](const CrossEntropyForward& p, const Launch& launch) {
+       dispatch_floating(p.logits.dtype, [&]<class T>() { launch_forward<T>(p, launch); });
+     }},
+};
+constexpr Impl<CrossEntropyBackward> kBackward[] = {
+    {"rows", supports_all, backward_workspace,
+     [](const CrossEntropyBackward& p, const Launch& launch) {
+       dispatch_floating(p.logits.dtype, [&]<class T>() { launch_backward<T>(p, launch); });
+     }},
+};
+
+}  // namespace
+
+template <>
+ImplList<CrossEntropyForward> gpu_impls<CrossEntropyForward>() {
+  return kForward;
+}
+template <>
+ImplList<CrossEntropyBackward> gpu_impls<CrossEntropyBackward>() {
+  return kBackward;
+}
+
+}  // namespace dlkern

@@ -1,0 +1,210 @@
+// Work on a [positions, columns] view: a reduction over the positions of each column in two stages,
+// and an element-wise pass with coefficients that belong to a column.
+//
+// A block of 256 threads takes `lanes` neighbouring columns (1 where neighbouring positions are
+// adjacent in memory instead) and 256 / lanes positions at a time. The positions are cut into
+// `splits`, so that few columns still fill the device; each split leaves a partial result in the
+// workspace, and the second stage merges those. Every order is fixed by the shape alone.
+//
+// A State is an aggregate that is empty when value-initialised, with `merge(const State&)` and
+// `add(const Value (&)[K])`. A functor f gives the values: `f.load(column, position)`.
+#pragma once
+
+#include <algorithm>
+
+#include "core/index.h"
+#include "cuda/prims/gpu.h"
+
+namespace dlkern::gpu {
+
+inline constexpr int kColumnThreads = 256;
+
+// Host side: how the view is shared out. Passed to the kernels as it is.
+struct ColumnTiles {
+  int64_t positions, columns;
+  int lanes;           // columns of a block: a power of two
+  int64_t tiles;       // of `lanes` columns
+  int64_t splits;      // of the positions, at least 1
+  int64_t split_size;  // positions of a split
+
+  ColumnTiles(int64_t positions_, int64_t columns_, bool columns_adjacent)
+      : positions(positions_), columns(columns_), lanes(1) {
+    constexpr int64_t kBlocks = 2048;    // enough to fill any device
+    constexpr int64_t kPerThread = 16;   // positions worth a thread
+    constexpr int64_t kMaxSplits = 256;  // or the second stage takes too long
+    while (columns_adjacent && lanes < 32 && lanes < columns) lanes *= 2;
+    tiles = ceil_div(columns, lanes);
+    const int64_t wanted = ceil_div(kBlocks, std::max<int64_t>(tiles, 1));
+    const int64_t worth = ceil_div(positions, kPerThread * kColumnThreads / lanes);
+    splits = std::clamp<int64_t>(std::min(wanted, worth), 1, kMaxSplits);
+    split_size = ceil_div(positions, splits);
+    splits = split_size ? ceil_div(positions, split_size) : 1;
+  }
+  DLK_HD int64_t work() const {
+    return tiles * splits;
+  }  // blocks' worth of work in the first stage
+  int grid() const { return static_cast<int>(std::clamp<int64_t>(work(), 1, 1 << 20)); }
+  size_t partials() const { return static_cast<size_t>(splits * columns); }
+};
+
+// One item of work as one of the block's threads sees it.
+struct ColumnThread {
+  int64_t column, split;
+  int64_t begin, end,
+      step;     // positions begin, begin + step, ... below end; none past the last column
+  bool leader;  // of its column's threads in this block
+
+  __device__ ColumnThread(const ColumnTiles& t, int64_t work) {
+    const int lane = threadIdx.x & (t.lanes - 1), row = threadIdx.x / t.lanes;
+    split = work / t.tiles;
+    column = (work - split * t.tiles) * t.lanes + lane;
+    const bool inside = column < t.columns;
+    const int64_t last = (split + 1) * t.split_size;
+    step = kColumnThreads / t.lanes;
+    begin = split * t.split_size + row;
+    end = !inside ? 0 : last < t.positions ? last : t.positions;
+    leader = inside && row == 0;
+  }
+};
+
+// f(const int64_t (&position)[K]) for all of a thread's positions, four at once where possible, so
+// that their loads are in flight together.
+template <class F>
+__device__ __forceinline__ void for_positions(const ColumnThread& t, F&& f) {
+  int64_t m = t.begin;
+  for (; m + 3 * t.step < t.end; m += 4 * t.step) {
+    const int64_t four[4] = {m, m + t.step, m + 2 * t.step, m + 3 * t.step};
+    f(four);
+  }
+  for (; m < t.end; m += t.step) {
+    const int64_t one[1] = {m};
+    f(one);
+  }
+}
+
+// Merges the states of a column's threads; the result is complete in the leader. All threads of the
+// block must call it; it may be called repeatedly.
+template <class State>
+__device__ State merge_rows(const State& state, int lanes) {
+  __shared__ State slot[kColumnThreads];
+  __syncthreads();  // the previous call's reads of slot are over
+  slot[threadIdx.x] = state;
+  for (int half = kColumnThreads / 2; half >= lanes; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) slot[threadIdx.x].merge(slot[threadIdx.x + half]);
+  }
+  return slot[threadIdx.x];
+}
+
+template <class State, class F>
+__global__ void __launch_bounds__(kColumnThreads, 3)
+    column_partial_kernel(F f, ColumnTiles tiles, State* partial) {
+  for (int64_t work = blockIdx.x; work < tiles.work(); work += gridDim.x) {
+    const ColumnThread t(tiles, work);
+    State state{};
+    for_positions(t, [&]<int K>(const int64_t(&position)[K]) {
+      typename State::Value v[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) v[k] = f.load(t.column, position[k]);
+      state.add(v);
+    });
+    state = merge_rows(state, tiles.lanes);
+    if (t.leader) partial[t.split * tiles.columns + t.column] = state;
+  }
+}
+
+// f.finish(column, state) once per column.
+template <class State, class F>
+__global__ void __launch_bounds__(kColumnThreads, 3)
+    column_final_kernel(F f, ColumnTiles splits, const State* partial) {
+  for (int64_t work = blockIdx.x; work < splits.work(); work += gridDim.x) {
+    const ColumnThread t(splits, work);
+    State state{};
+    for (int64_t s = t.begin; s < t.end; s += t.step) {
+      state.merge(partial[s * splits.columns + t.column]);
+    }
+    state = merge_rows(state, splits.lanes);
+    if (t.leader) f.finish(t.column, state);
+  }
+}
+
+// f.apply(f.load(column, position), coefficients of the column, column, position) for all elements.
+template <class F>
+__global__ void __launch_bounds__(kColumnThreads, 3) column_apply_kernel(F f, ColumnTiles tiles) {
+  for (int64_t work = blockIdx.x; work < tiles.work(); work += gridDim.x) {
+    const ColumnThread t(tiles, work);
+    if (t.begin >= t.end) continue;
+    const auto coefficients = f.coefficients(t.column);
+    for_positions(t, [&]<int K>(const int64_t(&position)[K]) {
+      typename F::Value v[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) v[k] = f.load(t.column, position[k]);
+#pragma unroll
+      for (int k = 0; k < K; ++k) f.apply(v[k], coefficients, t.column, position[k]);
+    });
+  }
+}
+
+// Both stages of the reduction. partial: tiles.partials() states of workspace.
+template <class State, class F>
+void reduce_columns(const F& f, const ColumnTiles& tiles, State* partial, void* stream) {
+  ColumnTiles splits(tiles.splits, tiles.columns, true);
+  splits.splits = 1;
+  splits.split_size = tiles.splits;
+  launch_kernel(column_partial_kernel<State, F>, tiles.grid(), kColumnThreads, 0, stream, f, tiles,
+                partial);
+  launch_kernel(column_final_kernel<State, F>, splits.grid(), kColumnThreads, 0, stream, f, splits,
+                partial);
+}
+
+template <class F>
+void apply_columns(const F& f, const ColumnTiles& tiles, void* stream) {
+  launch_kernel(column_apply_kernel<F>, tiles.grid(), kColumnThreads, 0, stream, f, tiles);
+}
+
+// kCount sums at once.
+template <class Acc, int kCount>
+struct Sums {
+  using Value = Sums;
+  Acc v[kCount];
+
+  __device__ void merge(const Sums& other) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] += other.v[i];
+  }
+  template <int K>
+  __device__ void add(const Sums (&values)[K]) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) merge(values[k]);
+  }
+};
+
+// Count, mean and sum of squared deviations: Welford's recurrence, merged by Chan's formula. Feed it
+// values with a common shift near their mean taken off, and the mean keeps all its digits.
+template <class Acc>
+struct Moments {
+  using Value = Acc;
+  Acc n, mean, m2;
+
+  __device__ void merge(const Moments& other) {
+    if (other.n == 0) return;
+    const Acc total = n + other.n, share = other.n / total, delta = other.mean - mean;
+    mean += delta * share;
+    m2 += other.m2 + delta * delta * n * share;
+    n = total;
+  }
+  template <int K>
+  __device__ void add(const Acc (&values)[K]) {
+    Moments group{Acc(K), 0, 0};
+#pragma unroll
+    for (int k = 0; k < K; ++k) group.mean += values[k];
+    group.mean *= Acc(1) / K;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      group.m2 += (values[k] - group.mean) * (values[k] - group.mean);
+    }
+    merge(group);
+  }
+};
+
+}  // namespace dlkern::gpu

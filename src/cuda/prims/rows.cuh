@@ -1,0 +1,92 @@
+// Row-wise kernels: which threads share a row.
+//
+// A row is n elements at some stride. A block walks it, a warp where it is short, or a single thread
+// where it is strided and neighbouring rows are adjacent in memory, so that a warp stays coalesced.
+#pragma once
+
+#include "core/index.h"
+#include "cuda/prims/gpu.h"
+#include "cuda/prims/reduce.cuh"
+
+namespace dlkern::gpu {
+
+enum class Group { kThread, kWarp, kBlock };
+
+struct RowConfig {
+  Group group;
+  int threads;  // of a block
+
+  // Blocks that give each row its group.
+  int64_t blocks(int64_t rows) const {
+    switch (group) {
+      case Group::kThread:
+        return ceil_div(rows, threads);
+      case Group::kWarp:
+        return ceil_div(rows * kWarpSize, threads);
+      case Group::kBlock:
+        break;
+    }
+    return rows;
+  }
+};
+
+// For n elements at `stride` in each of `rows`, as they lie in the first tensor. The number of rows
+// must not matter: a row's bits would depend on it.
+template <int N>
+RowConfig pick_rows(const StridedIndex<N>& rows, int64_t n, int64_t stride) {
+  const int last = rows.ndim - 1;
+  if ((stride >= 8 || stride <= -8) && last >= 0 && rows.stride[0][last] == 1) {
+    return {Group::kThread, 128};
+  }
+  if (n <= 512) return {Group::kWarp, 256};
+  return {Group::kBlock, n <= 4096 ? 256 : 1024};
+}
+
+// The threads that share a row, and the rows that are theirs:
+//
+//     for (int64_t row = team.row; row < rows; row += team.row_step)
+//       for (int64_t i = team.rank; i < n; i += team.size) ...
+template <Group kGroup>
+struct Team {
+  int rank, size;
+  int64_t row, row_step;
+
+  __device__ Team() {
+    const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    const int64_t threads = int64_t{gridDim.x} * blockDim.x;
+    if constexpr (kGroup == Group::kThread) {
+      rank = 0, size = 1, row = thread, row_step = threads;
+    } else if constexpr (kGroup == Group::kWarp) {
+      rank = threadIdx.x % kWarpSize, size = kWarpSize;
+      row = thread / kWarpSize, row_step = threads / kWarpSize;
+    } else {
+      rank = threadIdx.x, size = blockDim.x, row = blockIdx.x, row_step = gridDim.x;
+    }
+  }
+  // All threads of the team receive the result; all of them must call it.
+  template <class T, class Op>
+  __device__ T reduce(T v, Op op, T identity) const {
+    if constexpr (kGroup == Group::kThread) {
+      return v;
+    } else if constexpr (kGroup == Group::kWarp) {
+      return warp_reduce(v, op);
+    } else {
+      return block_reduce(v, op, identity);
+    }
+  }
+};
+
+// f.operator()<kGroup>() for a run-time group.
+template <class F>
+void dispatch_group(Group group, F&& f) {
+  switch (group) {
+    case Group::kThread:
+      return f.template operator()<Group::kThread>();
+    case Group::kWarp:
+      return f.template operator()<Group::kWarp>();
+    case Group::kBlock:
+      return f.template operator()<Group::kBlock>();
+  }
+}
+
+}  // namespace dlkern::gpu

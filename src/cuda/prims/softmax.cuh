@@ -1,0 +1,41 @@
+// Maximum and sum of exponentials of a row in one pass.
+//
+// Reference: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
+#pragma once
+
+#include "cuda/prims/gpu.h"
+#include "cuda/prims/rows.cuh"
+
+namespace dlkern::gpu {
+
+__device__ __forceinline__ float exp_of(float x) { return expf(x); }
+__device__ __forceinline__ double exp_of(double x) { return exp(x); }
+
+template <class Acc>
+struct SoftmaxSums {
+  Acc max, sum;  // of exp(x - max); NaN for a row that is all -inf, or holds +inf or NaN
+};
+
+// Of n elements at `stride`. All threads of the team receive the result.
+template <class T, Group kGroup>
+__device__ SoftmaxSums<Accumulator<T>> softmax_sums(const Team<kGroup>& team, const T* x, int64_t n,
+                                                    int64_t stride) {
+  using Acc = Accumulator<T>;
+  Acc max = -INFINITY, sum = 0;
+  for (int64_t i = team.rank; i < n; i += team.size) {
+    const Acc v = static_cast<Acc>(x[i * stride]);
+    if (v > max || v != v) {
+      sum = sum * exp_of(max - v) + Acc(1);
+      max = v;
+    } else if (v != -INFINITY) {
+      sum += exp_of(v - max);
+    }
+  }
+  const Acc row_max = team.reduce(max, Max{}, Acc(-INFINITY));
+  // A lane that saw nothing but -inf has sum 0 and must not compute -inf - -inf.
+  sum = team.reduce(sum == 0 ? Acc(0) : sum * exp_of(max - row_max), Sum{}, Acc(0));
+  if (row_max == INFINITY || row_max == -INFINITY) sum = NAN;
+  return {row_max, sum};
+}
+
+}  // namespace dlkern::gpu

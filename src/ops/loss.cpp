@@ -1,0 +1,115 @@
+#include "ops/loss.h"
+
+#include <dlkern/loss.h>
+
+#include "core/mixed.h"
+
+namespace dlkern {
+namespace {
+
+constexpr dlk_cross_entropy_params kDefaults = DLK_CROSS_ENTROPY_PARAMS_INIT;
+
+// t with a dimension of extent 1 before dimension `axis`.
+Tensor insert_dimension(const Tensor& t, int axis) {
+  Tensor r = t;
+  ++r.ndim;
+  for (int d = r.ndim - 1; d > axis; --d) {
+    r.shape[d] = t.shape[d - 1];
+    r.strides[d] = t.strides[d - 1];
+  }
+  r.shape[axis] = 1;
+  r.strides[axis] = 1;
+  return r;
+}
+
+// Fills and checks what both directions share. `per_row` is loss or dloss.
+void prepare(Call& call, CrossEntropy& p, Tensor& per_row, const dlk_cross_entropy_params& params) {
+  call.require_floating(p.logits);
+  call.require_rank(p.logits, 1, kMaxDims);
+  call.require_dtype(p.labels, {DType::kInt64, DType::kInt32});
+  p.axis = p.logits.ndim == 1 ? 0 : 1;
+  Dims shape{};  // of labels
+  int ndim = 0;
+  for (int d = 0; d < p.logits.ndim; ++d) {
+    if (d != p.axis) shape[ndim++] = p.logits.shape[d];
+  }
+  const std::span<const int64_t> rows{shape.data(), static_cast<size_t>(ndim)};
+  call.require_shape(p.labels, rows, "logits.shape without the classes");
+  if (p.weight) {
+    require_mixed_dtype(call, p.weight, p.logits);
+    const int64_t classes[] = {p.classes()};
+    call.require_shape(p.weight, classes, "the number of classes of logits");
+  }
+  if (params.reduction < DLK_REDUCTION_NONE || params.reduction > DLK_REDUCTION_SUM) {
+    fail(DLK_INVALID_ARGUMENT, "reduction is ", params.reduction, ", expected a dlk_reduction");
+  }
+  p.reduction = static_cast<dlk_reduction>(params.reduction);
+  if (!(params.label_smoothing >= 0 && params.label_smoothing <= 1)) {
+    fail(DLK_INVALID_ARGUMENT, "label_smoothing is ", params.label_smoothing,
+         ", expected a number in [0, 1]");
+  }
+  p.smoothing = params.label_smoothing;
+  p.ignore_index = params.ignore_index;
+  require_mixed_dtype(call, per_row, p.logits);
+  if (p.reduction == DLK_REDUCTION_NONE) {
+    call.require_shape(per_row, rows, "labels.shape");
+    per_row = insert_dimension(per_row, p.axis);
+  } else {
+    call.require_shape(per_row, {}, "a scalar, as reduction is not none");
+  }
+  if (call.device().is_gpu && call.checks_values()) {
+    const std::vector<int64_t> labels = call.read_integers(p.labels);
+    for (size_t i = 0; i < labels.size(); ++i) check_label(p, labels[i], i);
+  }
+  p.labels = insert_dimension(p.labels, p.axis);
+}
+
+}  // namespace
+
+void check_label(const CrossEntropy& p, int64_t label, int64_t i) {
+  if (label == p.ignore_index || (label >= 0 && label < p.classes())) return;
+  fail(DLK_INVALID_ARGUMENT, "labels holds ", label, " at flat index ", i, ", expected 0 to ",
+       p.classes() - 1, " for ", p.classes(), " classes, or ignore_index (", p.ignore_index, ")");
+}
+
+}  // namespace dlkern
+
+using namespace dlkern;
+
+dlk_status_t dlk_cross_entropy_forward(const DLTensor* logits, const DLTensor* labels,
+                                       const DLTensor* weight, const DLTensor* loss,
+                                       const dlk_cross_entropy_params* params,
+                                       const dlk_launch* launch) {
+  return entry("cross_entropy", launch, [&](Call& call) {
+    CrossEntropyForward p;
+    p.logits = call.input("logits", logits);
+    p.labels = call.input("labels", labels);
+    p.weight = call.optional_input("weight", weight);
+    p.loss = call.output("loss", loss);
+    for (const Tensor* in : {&p.logits, &p.labels, &p.weight}) call.require_disjoint(p.loss, *in);
+    prepare(call, p, p.loss, read_params(params, kDefaults));
+    call.run(p);
+  });
+}
+
+dlk_status_t dlk_cross_entropy_backward(const DLTensor* dloss, const DLTensor* logits,
+                                        const DLTensor* labels, const DLTensor* weight,
+                                        const DLTensor* dlogits,
+                                        const dlk_cross_entropy_params* params,
+                                        const dlk_launch* launch) {
+  return entry("cross_entropy_backward", launch, [&](Call& call) {
+    CrossEntropyBackward p;
+    p.dloss = call.input("dloss", dloss);
+    p.logits = call.input("logits", logits);
+    p.labels = call.input("labels", labels);
+    p.weight = call.optional_input("weight", weight);
+    p.dlogits = call.output("dlogits", dlogits);
+    prepare(call, p, p.dloss, read_params(params, kDefaults));
+    call.require_like(p.dlogits, p.logits);
+    call.require_same_or_disjoint(p.dlogits, p.logits);
+    for (const Tensor* in : {&p.dloss, &p.labels, &p.weight}) {
+      call.require_disjoint(p.dlogits, *in);
+    }
+    call.run(p);
+  });
+}
