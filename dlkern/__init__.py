@@ -42,6 +42,17 @@ from dlkern.activation import (
 )
 from dlkern.dropout import dropout, dropout_backward
 from dlkern.elementwise import add
+from dlkern.loss import cross_entropy, cross_entropy_backward
+from dlkern.norm import (
+    batch_norm,
+    batch_norm_backward,
+    batch_norm_inference_backward,
+    batch_norm_training,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+)
 from dlkern.optim import adamw_step, sgd_step
 from dlkern.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
@@ -57,7 +68,13 @@ __all__ = [
     "Stream",
     "adamw_step",
     "add",
+    "batch_norm",
+    "batch_norm_backward",
+    "batch_norm_inference_backward",
+    "batch_norm_training",
     "build_info",
+    "cross_entropy",
+    "cross_entropy_backward",
     "device_empty",
     "devices",
     "dropout",
@@ -70,6 +87,8 @@ __all__ = [
     "get_include",
     "get_library",
     "get_num_threads",
+    "layer_norm",
+    "layer_norm_backward",
     "leaky_relu",
     "leaky_relu_backward",
     "log_softmax",
@@ -77,6 +96,8 @@ __all__ = [
     "pinned_empty",
     "relu",
     "relu_backward",
+    "rms_norm",
+    "rms_norm_backward",
     "set_num_threads",
     "sgd_step",
     "sigmoid",

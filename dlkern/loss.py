@@ -1,0 +1,111 @@
+"""Losses and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlkern import _dlkern
+
+
+def cross_entropy(
+    logits: Any,
+    labels: Any,
+    *,
+    weight: Any = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Cross entropy of logits against class labels.
+
+    For a row x of C logits with label t, class weights w and smoothing e:
+
+    .. math:: \mathrm{loss} = -(1 - e) \, w_t \log p_t - \frac{e}{C} \sum_c w_c \log p_c, \quad
+              p = \mathrm{softmax}(x)
+
+    Rows whose label is `ignore_index` have loss 0. Semantics are those of
+    ``torch.nn.functional.cross_entropy`` with class indices.
+
+    Parameters
+    ----------
+    logits : array
+        [C], [N, C] or [N, C, d1, ...], any strides. float64, float32, float16 or bfloat16; 16-bit
+        logits are computed in float32.
+    labels : array
+        [], [N] or [N, d1, ...], int32 or int64, each in [0, C) or `ignore_index`.
+    weight : array, optional
+        [C], of logits' dtype or, beside 16-bit logits, of float32.
+    ignore_index : int
+        Label of rows that do not count.
+    label_smoothing : float
+        In [0, 1].
+    reduction : str
+        "none": the rows' losses. "sum": their sum. "mean": their sum over the sum of
+        :math:`w_t` of the rows that count; NaN where none does.
+    out : array, optional
+        Written instead of a new array: shape of `labels`, or () for "sum" and "mean". Of logits'
+        dtype or, beside 16-bit logits, of float32: a loss that is not rounded to 16 bits.
+    stream : int or object with ``__cuda_stream__``, optional
+        The stream to run on; default: the current stream of logits' framework.
+
+    Returns
+    -------
+    array
+        The loss, in logits' dtype.
+
+    Raises
+    ------
+    ValueError
+        Wrong shape, reduction, smoothing or device, or a label out of range (nothing is written
+        then). On a GPU labels are checked only with ``DLKERN_DEBUG=1``; otherwise such a row gives
+        NaN and nothing out of bounds is read.
+    TypeError
+        Wrong dtype, or not an array.
+    """
+    return _dlkern.cross_entropy(
+        logits, labels, weight, reduction, ignore_index, label_smoothing, out, stream
+    )
+
+
+def cross_entropy_backward(
+    dloss: Any,
+    logits: Any,
+    labels: Any,
+    *,
+    weight: Any = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Gradient of :func:`cross_entropy` with respect to the logits.
+
+    .. math:: dx_c = s \left[ (1 - e) \, w_t (p_c - [c = t])
+              + \frac{e}{C} \Big( p_c \sum_k w_k - w_c \Big) \right]
+
+    where s is the row's dloss for "none", dloss for "sum", and dloss over the sum of the weights
+    that count for "mean". Exactly 0 in rows that are ignored.
+
+    Parameters
+    ----------
+    dloss : array
+        Gradient with respect to the loss, of its shape: one number per row for "none", else ().
+        Of logits' dtype or, beside 16-bit logits, of float32.
+    logits, labels, weight, ignore_index, label_smoothing, reduction
+        As in the forward call.
+    out : array, optional
+        Receives the gradient; may be `logits` itself.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`cross_entropy`.
+
+    Returns
+    -------
+    array
+        The gradient, of the shape and dtype of `logits`.
+    """
+    return _dlkern.cross_entropy_backward(
+        dloss, logits, labels, weight, reduction, ignore_index, label_smoothing, out, stream
+    )

@@ -1,0 +1,349 @@
+"""Batch, layer and RMS normalisation, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlkern import _dlkern
+
+
+def batch_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    *,
+    eps: float = 1e-5,
+    layout: str = "NCHW",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Batch normalisation with given statistics: what a network does in inference.
+
+    .. math:: y = \frac{x - \mathrm{running\_mean}_c}{\sqrt{\mathrm{running\_var}_c + \epsilon}}
+              \cdot \mathrm{weight}_c + \mathrm{bias}_c
+
+    Parameters
+    ----------
+    x : array
+        [N, C, spatial...] or, by `layout`, [N, spatial..., C]; rank 2 to 5, any strides. float64,
+        float32, float16 or bfloat16; 16-bit values are computed in float32.
+    weight, bias : array or None
+        [C], of x's dtype or, beside 16-bit x, of float32. None counts as 1 and 0.
+    running_mean, running_var : array
+        [C], dtypes as for `weight`.
+    eps : float
+        Added to the variance.
+    layout : str
+        "NCHW" or "NHWC", for any rank; also "NCW", "NWC", "NCDHW", "NDHWC".
+    out : array, optional
+        Written instead of a new array: shape and dtype of `x`; may be `x` itself.
+    stream : int or object with ``__cuda_stream__``, optional
+        The stream to run on; default: the current stream of x's framework.
+
+    Returns
+    -------
+    array
+        y, of the shape, dtype, framework and device of `x`.
+
+    Raises
+    ------
+    ValueError
+        Wrong shape, layout, eps or device, or an output that cannot be written.
+    TypeError
+        Wrong dtype, or not an array.
+
+    See Also
+    --------
+    batch_norm_training : with the statistics of `x` itself.
+    """
+    return _dlkern.batch_norm(x, weight, bias, running_mean, running_var, eps, layout, out, stream)
+
+
+def batch_norm_training(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    running_mean: Any = None,
+    running_var: Any = None,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    layout: str = "NCHW",
+    out: Any = None,
+    out_mean: Any = None,
+    out_rstd: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any, Any]:
+    r"""Batch normalisation with the statistics of `x` itself, per channel.
+
+    .. math:: y = (x - \mu_c) \, r_c \cdot \mathrm{weight}_c + \mathrm{bias}_c, \quad
+              r_c = 1 / \sqrt{\sigma_c^2 + \epsilon}
+
+    Parameters
+    ----------
+    x, weight, bias, eps, layout, stream
+        As for :func:`batch_norm`. Each channel needs at least two values.
+    running_mean, running_var : array, optional
+        [C], both or neither. Updated in place to
+        ``(1 - momentum) * running + momentum * statistic of x``, the variance by the unbiased one.
+    momentum : float
+        See above; 1 / n in the n-th call makes a plain average.
+    out, out_mean, out_rstd : array, optional
+        Written instead of new arrays. `out` must not overlap `x`, which the gradient needs.
+
+    Returns
+    -------
+    y, mean, rstd : array
+        `y` like `x`; the statistics [C] that :func:`batch_norm_backward` needs, float64 for float64
+        and float32 for all others.
+
+    Raises
+    ------
+    ValueError
+        Also where a channel has fewer than two values.
+    """
+    return _dlkern.batch_norm_training(
+        x, weight, bias, running_mean, running_var, momentum, eps, layout, out, out_mean, out_rstd,
+        stream,
+    )  # fmt: skip
+
+
+def batch_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    *,
+    bias: bool | None = None,
+    layout: str = "NCHW",
+    out: Any = None,
+    out_weight: Any = None,
+    out_bias: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any, Any]:
+    r"""Gradients of :func:`batch_norm_training`.
+
+    With M values per channel and :math:`\hat{x} = (x - \mu) r`:
+
+    .. math:: d\mathrm{bias} = \sum dy, \quad d\mathrm{weight} = \sum dy \, \hat{x}, \quad
+              dx = \mathrm{weight} \cdot r \, (dy - d\mathrm{bias} / M
+                   - \hat{x} \, d\mathrm{weight} / M)
+
+    Parameters
+    ----------
+    dy, x : array
+        Gradient of the loss with respect to y, and the input of the forward call.
+    weight : array or None
+        As in the forward call.
+    mean, rstd : array
+        What the forward call returned.
+    bias : bool, optional
+        Whether dbias is wanted; default: where `weight` is given.
+    layout : str
+        As in the forward call.
+    out, out_weight, out_bias : array, optional
+        Written instead of new arrays. `out` receives dx and may be `dy` or `x` itself; the others
+        have x's dtype or, beside 16-bit x, float32.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`batch_norm`.
+
+    Returns
+    -------
+    dx, dweight, dbias : array or None
+        `dx` like `x`; the others [C] in weight's dtype. None in place of a gradient that is not
+        wanted (dweight without `weight`).
+    """
+    return _dlkern.batch_norm_backward(
+        dy, x, weight, mean, rstd, True, 0.0, bias, layout, out, out_weight, out_bias, stream
+    )
+
+
+def batch_norm_inference_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    *,
+    eps: float = 1e-5,
+    bias: bool | None = None,
+    layout: str = "NCHW",
+    out: Any = None,
+    out_weight: Any = None,
+    out_bias: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any, Any]:
+    r"""Gradients of :func:`batch_norm`, whose statistics are constants (frozen batch norm).
+
+    .. math:: dx = \mathrm{weight} \cdot dy / \sqrt{\mathrm{running\_var} + \epsilon}
+
+    All else is as for :func:`batch_norm_backward`.
+    """
+    return _dlkern.batch_norm_backward(
+        dy, x, weight, running_mean, running_var, False, eps, bias, layout, out, out_weight,
+        out_bias, stream,
+    )  # fmt: skip
+
+
+def layer_norm(
+    x: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    normalized_ndim: int = 1,
+    eps: float = 1e-5,
+    return_stats: bool = False,
+    out: Any = None,
+    out_mean: Any = None,
+    out_rstd: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Layer normalisation over the last dimensions.
+
+    .. math:: y = (x - \mu) \, r \cdot \mathrm{weight} + \mathrm{bias}, \quad
+              r = 1 / \sqrt{\sigma^2 + \epsilon}
+
+    Parameters
+    ----------
+    x : array
+        Rank 1 or more, any strides. float64, float32, float16 or bfloat16; 16-bit values are
+        computed in float32.
+    weight, bias : array, optional
+        Of the shape of the normalised dimensions, and of x's dtype or, beside 16-bit x, float32.
+    normalized_ndim : int
+        How many of the last dimensions are normalised together.
+    eps : float
+        Added to the variance.
+    return_stats : bool
+        Return what :func:`layer_norm_backward` needs, too.
+    out, out_mean, out_rstd : array, optional
+        Written instead of new arrays; `out` may be `x` itself. The statistics' ones imply
+        `return_stats`.
+    stream : int or object with ``__cuda_stream__``, optional
+        The stream to run on; default: the current stream of x's framework.
+
+    Returns
+    -------
+    y : array
+        Shape, dtype, framework and device of `x`.
+    mean, rstd : array
+        With `return_stats`: shape of the dimensions that are not normalised; float64 for float64
+        and float32 for all others.
+
+    Raises
+    ------
+    ValueError
+        Wrong shape, normalized_ndim, eps or device, or an output that cannot be written.
+    TypeError
+        Wrong dtype, or not an array.
+    """
+    stats = return_stats or out_mean is not None or out_rstd is not None
+    return _dlkern.layer_norm(
+        x, weight, bias, normalized_ndim, eps, stats, out, out_mean, out_rstd, stream
+    )
+
+
+def layer_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    *,
+    normalized_ndim: int = 1,
+    bias: bool | None = None,
+    out: Any = None,
+    out_weight: Any = None,
+    out_bias: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any, Any]:
+    r"""Gradients of :func:`layer_norm`.
+
+    With :math:`g = dy \cdot \mathrm{weight}`, :math:`\hat{x} = (x - \mu) r` and averages over a row:
+
+    .. math:: dx = r \, (g - \overline{g} - \hat{x} \, \overline{g \hat{x}}), \quad
+              d\mathrm{weight} = \sum_\mathrm{rows} dy \, \hat{x}, \quad
+              d\mathrm{bias} = \sum_\mathrm{rows} dy
+
+    Parameters
+    ----------
+    dy, x : array
+        Gradient of the loss with respect to y, and the input of the forward call.
+    weight : array or None
+        As in the forward call.
+    mean, rstd : array
+        What the forward call returned.
+    normalized_ndim : int
+        As in the forward call.
+    bias, out, out_weight, out_bias, stream
+        As for :func:`batch_norm_backward`.
+
+    Returns
+    -------
+    dx, dweight, dbias : array or None
+        `dx` like `x`; the others of the normalised shape in weight's dtype. None in place of a
+        gradient that is not wanted (dweight without `weight`).
+    """
+    return _dlkern.layer_norm_backward(
+        dy, x, weight, mean, rstd, normalized_ndim, bias, out, out_weight, out_bias, stream
+    )
+
+
+def rms_norm(
+    x: Any,
+    weight: Any = None,
+    *,
+    normalized_ndim: int = 1,
+    eps: float = 1e-6,
+    return_stats: bool = False,
+    out: Any = None,
+    out_rstd: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Normalisation by the root mean square over the last dimensions.
+
+    .. math:: y = x \, r \cdot \mathrm{weight}, \quad r = 1 / \sqrt{\overline{x^2} + \epsilon}
+
+    Parameters and errors are those of :func:`layer_norm`.
+
+    Returns
+    -------
+    y : array
+        Shape, dtype, framework and device of `x`.
+    rstd : array
+        With `return_stats`: r, as for :func:`layer_norm`.
+    """
+    stats = return_stats or out_rstd is not None
+    return _dlkern.rms_norm(x, weight, normalized_ndim, eps, stats, out, out_rstd, stream)
+
+
+def rms_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    rstd: Any,
+    *,
+    normalized_ndim: int = 1,
+    out: Any = None,
+    out_weight: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    r"""Gradients of :func:`rms_norm`.
+
+    .. math:: dx = r \, (g - \hat{x} \, \overline{g \hat{x}}), \quad \hat{x} = x r, \quad
+              g = dy \cdot \mathrm{weight}, \quad
+              d\mathrm{weight} = \sum_\mathrm{rows} dy \, \hat{x}
+
+    Parameters are those of :func:`layer_norm_backward`.
+
+    Returns
+    -------
+    dx, dweight : array or None
+        `dx` like `x`; `dweight` like `weight`, None without it.
+    """
+    return _dlkern.rms_norm_backward(
+        dy, x, weight, rstd, normalized_ndim, out, out_weight, stream
+    )
