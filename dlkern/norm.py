@@ -262,7 +262,7 @@ def layer_norm_backward(
 ) -> tuple[Any, Any, Any]:
     r"""Gradients of :func:`layer_norm`.
 
-    With :math:`g = dy \cdot \mathrm{weight}`, :math:`\hat{x} = (x - \mu) r` and averages over a row:
+    With :math:`g = dy \cdot \mathrm{weight}`, :math:`\hat{x} = (x - \mu) r`, averages over a row:
 
     .. math:: dx = r \, (g - \overline{g} - \hat{x} \, \overline{g \hat{x}}), \quad
               d\mathrm{weight} = \sum_\mathrm{rows} dy \, \hat{x}, \quad
@@ -344,6 +344,4 @@ def rms_norm_backward(
     dx, dweight : array or None
         `dx` like `x`; `dweight` like `weight`, None without it.
     """
-    return _dlkern.rms_norm_backward(
-        dy, x, weight, rstd, normalized_ndim, out, out_weight, stream
-    )
+    return _dlkern.rms_norm_backward(dy, x, weight, rstd, normalized_ndim, out, out_weight, stream)

@@ -128,12 +128,12 @@ class Network:
         y = self._buffer(i, f"relu.{mode}", x, c_out)
         if training:
             mean, rstd = (self.arrays.buffer(f"block{i}.{s}", (c_out,)) for s in ("mean", "rstd"))
-            dlkern.batch_norm(
-                conv, weight, bias, *running, training=True, out=y, out_mean=mean, out_rstd=rstd
+            dlkern.batch_norm_training(
+                conv, weight, bias, *running, out=y, out_mean=mean, out_rstd=rstd
             )
             self.saved |= {f"{i}.x": x, f"{i}.conv": conv, f"{i}.mean": mean, f"{i}.rstd": rstd}
         else:
-            dlkern.batch_norm(conv, weight, bias, *running, training=False, out=y)
+            dlkern.batch_norm(conv, weight, bias, *running, out=y)
         dlkern.relu(y, out=y)
         self.saved[f"{i}.y"] = y
         if not pooled:
