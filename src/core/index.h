@@ -37,6 +37,16 @@ struct StridedIndex {
     }
   }
 
+  // The same, and the position along each dimension.
+  void locate(int64_t i, int64_t (&position)[kMaxDims], int64_t (&offset)[N]) const {
+    for (int n = 0; n < N; ++n) offset[n] = 0;
+    for (int d = ndim - 1; d >= 0; --d) {
+      position[d] = i % shape[d];
+      i /= shape[d];
+      for (int n = 0; n < N; ++n) offset[n] += position[d] * stride[n][d];
+    }
+  }
+
   // One dimension (or none) and unit stride in every tensor.
   DLK_HD bool is_flat() const {
     if (ndim == 0) return true;

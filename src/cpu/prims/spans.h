@@ -38,14 +38,27 @@ void for_each_span(const StridedIndex<N>& index, F&& f, int64_t grain = kSpanGra
   const int last = index.ndim - 1;
   const int64_t inner = last < 0 ? 1 : index.shape[last];
   parallel_for(ceil_div(index.numel, kSpan), grain / kSpan, [&](int64_t begin, int64_t end) {
-    const int64_t stop = end * kSpan < index.numel ? end * kSpan : index.numel;
+    int64_t position[kMaxDims];
     Span<N> span;
     for (int n = 0; n < N; ++n) span.stride[n] = last < 0 ? 0 : index.stride[n][last];
-    for (int64_t i = begin * kSpan; i < stop; i += span.n) {
-      index.offsets(i, span.at);
-      const int64_t block_left = kSpan - i % kSpan, row_left = inner - i % inner;
-      span.n = std::min({block_left, row_left, stop - i});
-      f(static_cast<const Span<N>&>(span));
+    for (int64_t block = begin; block < end; ++block) {
+      int64_t left = std::min(kSpan, index.numel - block * kSpan);
+      index.locate(block * kSpan, position, span.at);
+      for (int64_t in_row = last < 0 ? 0 : position[last];; in_row = 0) {
+        span.n = std::min(inner - in_row, left);
+        f(static_cast<const Span<N>&>(span));
+        left -= span.n;
+        if (left == 0) break;
+        // To the beginning of the next row.
+        for (int n = 0; n < N; ++n) span.at[n] -= in_row * span.stride[n];
+        for (int d = last - 1; d >= 0; --d) {
+          const bool wraps = ++position[d] == index.shape[d];
+          const int64_t steps = wraps ? 1 - index.shape[d] : 1;
+          for (int n = 0; n < N; ++n) span.at[n] += steps * index.stride[n][d];
+          if (!wraps) break;
+          position[d] = 0;
+        }
+      }
     }
   });
 }
