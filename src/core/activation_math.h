@@ -1,6 +1,6 @@
 // The formulas of the activations, for every backend and for the epilogues of other ops.
 //
-// A Math policy gives exp, expm1, log1p, tanh and normal_cdf for float and double: LibraryMath here
+// A Math policy gives exp, expm1, log1p, tanh and normal for float and double: LibraryMath here
 // (the C library's, or the device's), cpu::VectorMath in cpu/prims/vmath.h for loops that are to be
 // vectorised. In a loop, hoist the choice of the activation out of it:
 //
@@ -37,6 +37,12 @@ inline bool is_activation(int kind) {
   return kind >= DLK_ACTIVATION_NONE && kind <= DLK_ACTIVATION_SOFTPLUS;
 }
 
+// The normal distribution: distribution function erfc(-x / sqrt 2) / 2, and density.
+template <class T>
+struct Normal {
+  T cdf, density;
+};
+
 struct LibraryMath {
   static DLK_HD float exp(float x) { return ::expf(x); }
   static DLK_HD double exp(double x) { return ::exp(x); }
@@ -46,7 +52,12 @@ struct LibraryMath {
   static DLK_HD double log1p(double x) { return ::log1p(x); }
   static DLK_HD float tanh(float x) { return ::tanhf(x); }
   static DLK_HD double tanh(double x) { return ::tanh(x); }
-  // The distribution function of the normal distribution: erfc(-x / sqrt 2) / 2.
+  template <class T>
+  static DLK_HD Normal<T> normal(T x) {
+    return {normal_cdf(x), T(0.39894228040143268) * exp(T(-0.5) * x * x)};
+  }
+
+ private:
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
   static DLK_HD float normal_cdf(float x) { return ::normcdff(x); }
   static DLK_HD double normal_cdf(double x) { return ::normcdf(x); }
@@ -60,10 +71,8 @@ struct LibraryMath {
 
 namespace activation_detail {
 
-template <class T>
-DLK_HD T absolute(T x) {
-  return x < 0 ? -x : x;
-}
+DLK_HD float absolute(float x) { return ::fabsf(x); }
+DLK_HD double absolute(double x) { return ::fabs(x); }
 // Keeps NaN.
 template <class T>
 DLK_HD T clamp(T x, T low, T high) {
@@ -104,7 +113,7 @@ DLK_HD T activation_forward(T x, const ActivationScalars<T>& s) {
     return x > 0 ? x : below;
   } else if constexpr (kKind == DLK_ACTIVATION_GELU) {
     const T v = x < -kFar<T> ? -kFar<T> : x;
-    return v * Math::normal_cdf(v);
+    return v * Math::normal(v).cdf;
   } else if constexpr (kKind == DLK_ACTIVATION_GELU_TANH) {
     const T v = x < -kFar<T> ? -kFar<T> : x;
     return v * logistic<Math>(gelu_tanh_twice_u(v)).value;
@@ -117,7 +126,7 @@ DLK_HD T activation_forward(T x, const ActivationScalars<T>& s) {
     return Math::tanh(x);
   } else if constexpr (kKind == DLK_ACTIVATION_SOFTPLUS) {
     const T z = s.alpha * x;
-    const T soft = ((z < 0 ? T(0) : z) + Math::log1p(Math::exp(-absolute(z)))) / s.alpha;
+    const T soft = ((z < 0 ? T(0) : z) + Math::log1p(Math::exp(-absolute(z)))) * (1 / s.alpha);
     return z > s.threshold ? x : soft;
   } else {
     return x;
@@ -137,8 +146,8 @@ DLK_HD T activation_backward(T dy, T x, const ActivationScalars<T>& s) {
     return x > 0 ? dy : below;
   } else if constexpr (kKind == DLK_ACTIVATION_GELU) {
     const T v = clamp(x, -kFar<T>, kFar<T>);
-    const T density = T(0.39894228040143268) * Math::exp(T(-0.5) * v * v);
-    return dy * (Math::normal_cdf(v) + v * density);
+    const Normal<T> normal = Math::normal(v);
+    return dy * (normal.cdf + v * normal.density);
   } else if constexpr (kKind == DLK_ACTIVATION_GELU_TANH) {
     const T v = clamp(x, -kFar<T>, kFar<T>);
     const Logistic<T> l = logistic<Math>(gelu_tanh_twice_u(v));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/activation_math.h"
 #include "core/float16.h"
 
 namespace dlkern::cpu {
@@ -18,19 +19,16 @@ inline float exp_fast(float x) {
   const float n = shifted - kMagic;
   float r = clamped - n * 0.693145752f;
   r = r - n * 1.42860677e-6f;
-  float p = 1.98756912e-4f;
-  p = p * r + 1.39819994e-3f;
-  p = p * r + 8.33345205e-3f;
-  p = p * r + 4.16657962e-2f;
-  p = p * r + 1.66666657e-1f;
-  p = p * r + 5.00000000e-1f;
-  p = p * r * r + r + 1.0f;
+  const float r2 = r * r;
+  const float p =
+      ((1.98756912e-4f * r + 1.39819994e-3f) * r2 + (8.33345205e-3f * r + 4.16657962e-2f)) * r2 +
+      (1.66666657e-1f * r + 5.00000000e-1f);
+  const float q = p * r2 + (r + 1.0f);
   const int32_t k = bit_cast_to<int32_t>(shifted) - bit_cast_to<int32_t>(kMagic);
   const int32_t half = k >> 1;
   const float s1 = bit_cast_to<float>((half + 127) << 23);
   const float s2 = bit_cast_to<float>((k - half + 127) << 23);
-  const float y = p * s1 * s2;
-  return x != x ? x : y;
+  return q * s1 * s2;  // NaN if x is
 }
 inline double exp_fast(double x) { return std::exp(x); }
 
@@ -43,17 +41,14 @@ inline float expm1_fast(float x) {
   const float n = shifted - kMagic;
   float r = clamped - n * 0.693145752f;
   r = r - n * 1.42860677e-6f;
-  float p = 1.98458988e-4f;
-  p = p * r + 1.39408928e-3f;
-  p = p * r + 8.33338995e-3f;
-  p = p * r + 4.16663578e-2f;
-  p = p * r + 1.66666664e-1f;
-  p = p * r + 0.5f;
-  p = p * r * r + r;
+  const float r2 = r * r;
+  float p =
+      ((1.98458988e-4f * r + 1.39408928e-3f) * r2 + (8.33338995e-3f * r + 4.16663578e-2f)) * r2 +
+      (1.66666664e-1f * r + 0.5f);
+  p = p * r2 + r;
   const int32_t k = bit_cast_to<int32_t>(shifted) - bit_cast_to<int32_t>(kMagic);
   const float half_scale = bit_cast_to<float>((k + 126) << 23);
-  const float y = 2.0f * (p * half_scale + (half_scale - 0.5f));
-  return x != x ? x : y;
+  return 2.0f * (p * half_scale + (half_scale - 0.5f));  // NaN if x is
 }
 inline double expm1_fast(double x) { return std::expm1(x); }
 
@@ -83,18 +78,16 @@ inline double log1p_fast(double x) { return std::log1p(x); }
 
 // Within 3 ulp: -t / (2 + t), t = e^(-2|x|) - 1.
 inline float tanh_fast(float x) {
-  const float t = expm1_fast(x < 0 ? x + x : -(x + x));
-  const float y = t / (2.0f + t);
-  return x < 0 ? y : -y;
+  const float t = expm1_fast(-2.0f * std::fabs(x));
+  return std::copysign(t / (2.0f + t), x);
 }
 inline double tanh_fast(double x) { return std::tanh(x); }
 
-// Distribution function of the normal distribution, erfc(-x / sqrt 2) / 2, within 7 ulp, also where
-// it is tiny. Method: the tail beyond |x| is e^(-x^2 / 2) times a slowly falling function, which is
-// a polynomial in 1 / (1 + 0.3 |x|). The rounding error of x^2 is made good.
-inline float normal_cdf_fast(float x) {
-  const float abs_x = x < 0 ? -x : x;
-  const float a = abs_x > 15.0f ? 15.0f : abs_x;  // keeps NaN
+// The normal distribution, both values within 7 ulp, also where they are tiny. Method: the tail
+// beyond |x| is e^(-x^2 / 2) times a slowly falling function, which is a polynomial in
+// 1 / (1 + 0.3 |x|). The rounding error of x^2 is made good.
+inline Normal<float> normal_fast(float x) {
+  const float a = std::fabs(x) > 15.0f ? 15.0f : std::fabs(x);  // keeps NaN
   const float t = 1.0f / (1.0f + 0.3f * a);
   float p = -2.06234697e-2f;
   p = p * t + 1.12435617e-1f;
@@ -108,10 +101,11 @@ inline float normal_cdf_fast(float x) {
   p = p * t + 1.19686690e-1f;
   const float square = a * a;
   const float lost = std::fma(a, a, -square);
-  const float tail = p * t * (exp_fast(-0.5f * square) * (1.0f - 0.5f * lost));
-  return x < 0 ? tail : 1.0f - tail;
+  const float e = exp_fast(-0.5f * square) * (1.0f - 0.5f * lost);
+  const float tail = p * t * e;
+  return {x < 0 ? tail : 1.0f - tail, 0.398942280f * e};
 }
-inline double normal_cdf_fast(double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }
+inline Normal<double> normal_fast(double x) { return LibraryMath::normal(x); }
 
 // The Math policy of core/activation_math.h for loops that are to be vectorised.
 struct VectorMath {
@@ -132,8 +126,8 @@ struct VectorMath {
     return tanh_fast(x);
   }
   template <class T>
-  static T normal_cdf(T x) {
-    return normal_cdf_fast(x);
+  static Normal<T> normal(T x) {
+    return normal_fast(x);
   }
 };
 
