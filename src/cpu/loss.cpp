@@ -3,6 +3,7 @@
 // depends on their number alone. All labels are checked before anything is written.
 #include "ops/loss.h"
 
+#include <cmath>
 #include <vector>
 
 #include "core/index.h"

@@ -3,6 +3,7 @@
 // block of rows adds up its own, and the blocks are added in order in double; blocks depend on the
 // shape alone, so the bits do not depend on the number of threads.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "core/index.h"

@@ -8,6 +8,7 @@
 //
 // Reference: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "core/index.h"
