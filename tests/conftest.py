@@ -27,7 +27,6 @@ from benchmarks.machine import device_name, metadata  # isort: skip
 from backends import get_backend, gpu_name, why_no_gpu
 from oracle import FLOATS
 
-
 # JAX would take three quarters of the GPU's memory for itself at its first array.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 

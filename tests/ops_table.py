@@ -119,12 +119,62 @@ class Op:
         return (*fresh, *updated)
 
 
+def _activation(name: str, **options: float | str) -> list[Op]:
+    return [
+        Op(name, {"x": normal(5, 37)}, {"out": (5, 37)}, options),
+        Op(
+            f"{name}_backward", {"dy": normal(5, 37), "x": normal(5, 37)}, {"out": (5, 37)}, options
+        ),
+    ]
+
+
 OPS = [
+    # activation
+    *_activation("relu"),
+    *_activation("leaky_relu", negative_slope=0.2),
+    *_activation("elu", alpha=0.7),
+    *_activation("gelu"),
+    *_activation("silu"),
+    *_activation("sigmoid"),
+    *_activation("tanh"),
+    *_activation("softplus", beta=1.5, threshold=2.0),
+    Op("gelu", {"x": normal(5, 37)}, {"out": (5, 37)}, {"approximate": "tanh"}, variant="tanh"),
+    # softmax
     Op("softmax", {"x": normal(5, 37)}, {"out": (5, 37)}),
     Op("softmax", {"x": normal(4, 9, 6)}, {"out": (4, 9, 6)}, {"axis": 1}, variant="axis"),
     Op("log_softmax", {"x": normal(5, 37)}, {"out": (5, 37)}),
     Op("softmax_backward", {"dy": normal(5, 37), "y": positive(5, 37)}, {"out": (5, 37)}),
     Op("log_softmax_backward", {"dy": normal(5, 37), "y": normal(5, 37)}, {"out": (5, 37)}),
+    # elementwise, dropout
+    Op("add", {"a": normal(5, 37), "b": normal(37)}, {"out": (5, 37)}, {"alpha": 0.5}),
+    Op("dropout", {"x": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}, {"p": 0.3}),
+    Op("dropout_backward", {"dy": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}),
+    # optim
+    Op(
+        "sgd_step",
+        {"param": normal(5, 37), "grad": normal(5, 37), "momentum_buffer": normal(5, 37)},
+        options={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+        inout=("param", "momentum_buffer"),
+    ),
+    *(
+        Op(
+            "adamw_step",
+            {
+                "param": normal(5, 37),
+                "grad": normal(5, 37),
+                "exp_avg": normal(5, 37),
+                "exp_avg_sq": positive(5, 37),
+                **step,
+            },
+            options=options,
+            inout=("param", "exp_avg", "exp_avg_sq"),
+            variant=variant,
+        )
+        for variant, step, options in (
+            ("", {}, {"step": 3}),
+            ("counted on the device", {"step": integers(3, 4)}, {"lr": 1e-2}),
+        )
+    ),
     # norm
     Op(
         "batch_norm",

@@ -16,7 +16,7 @@ import dlkern
 
 def names_an_argument(op):
     """What a message must begin with: the op and one of its arguments."""
-    names = "|".join([*op.arrays, *op.outputs])
+    names = "|".join([*op.arrays, *op.outputs, *op.options])
     return rf"^\w+: ({names})(\W|$)"
 
 
@@ -74,7 +74,7 @@ def test_wrong_shape(backend, op, name):
 
 @each_argument
 def test_not_an_array(backend, op, name):
-    with pytest.raises(TypeError, match=rf"^\w+: {name} is str, expected an array"):
+    with pytest.raises(TypeError, match=rf"^\w+: {name} is (str|'text'), expected an "):
         op.call(*changed(op, backend, name, lambda a: "text"))
 
 

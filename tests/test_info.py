@@ -57,8 +57,9 @@ def test_a_copy_or_a_wrong_value_is_seen(monkeypatch):
 def test_as_a_program():
     for command in (["info", "--json"], ["--help"]):
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "dlkern", *command], capture_output=True, text=True, check=True
-        )
+            [sys.executable, "-P", "-m", "dlkern", *command],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
         assert done.stderr == ""
 
 

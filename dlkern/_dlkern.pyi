@@ -1,0 +1,188 @@
+"""What src/pyx/*.pxi define: the extension, which only the modules beside it use."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+class DeviceError(RuntimeError): ...
+
+@final
+class Export:
+    def __init__(
+        self, owner: Any, address: int, shape: tuple[int, ...], dtype: str, device: tuple[int, int]
+    ) -> None: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+
+# call.pxi
+def stream_handle(stream: Any) -> int: ...
+def explained(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, str, str, int]]: ...
+def swap_workspace(array: Any) -> Any: ...
+
+# info.pxi
+def build_info() -> dict[str, Any]: ...
+def devices() -> list[dict[str, Any]]: ...
+def set_num_threads(n: int) -> None: ...
+def get_num_threads() -> int: ...
+
+# loss.pxi
+def cross_entropy(
+    logits: Any,
+    labels: Any,
+    weight: Any,
+    reduction: Any,
+    ignore_index: Any,
+    label_smoothing: Any,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+def cross_entropy_backward(
+    dloss: Any,
+    logits: Any,
+    labels: Any,
+    weight: Any,
+    reduction: Any,
+    ignore_index: Any,
+    label_smoothing: Any,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+
+# norm.pxi
+def batch_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    eps: Any,
+    layout: Any,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+def batch_norm_training(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    momentum: Any,
+    eps: Any,
+    layout: Any,
+    out: Any,
+    out_mean: Any,
+    out_rstd: Any,
+    stream: Any,
+) -> Any: ...
+def batch_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    training: bool,
+    eps: Any,
+    bias: Any,
+    layout: Any,
+    out: Any,
+    out_weight: Any,
+    out_bias: Any,
+    stream: Any,
+) -> Any: ...
+def layer_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    normalized_ndim: Any,
+    eps: Any,
+    stats: bool,
+    out: Any,
+    out_mean: Any,
+    out_rstd: Any,
+    stream: Any,
+) -> Any: ...
+def layer_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    normalized_ndim: Any,
+    bias: Any,
+    out: Any,
+    out_weight: Any,
+    out_bias: Any,
+    stream: Any,
+) -> Any: ...
+def rms_norm(
+    x: Any,
+    weight: Any,
+    normalized_ndim: Any,
+    eps: Any,
+    stats: bool,
+    out: Any,
+    out_rstd: Any,
+    stream: Any,
+) -> Any: ...
+def rms_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    rstd: Any,
+    normalized_ndim: Any,
+    out: Any,
+    out_weight: Any,
+    stream: Any,
+) -> Any: ...
+
+# softmax.pxi
+def softmax(x: Any, axis: Any, log: bool, out: Any, stream: Any) -> Any: ...
+def softmax_backward(dy: Any, y: Any, axis: Any, log: bool, out: Any, stream: Any) -> Any: ...
+
+# activation.pxi
+def activation(name: Any, x: Any, numbers: Any, out: Any, stream: Any) -> Any: ...
+def activation_backward(name: Any, dy: Any, x: Any, numbers: Any, out: Any, stream: Any) -> Any: ...
+
+# dropout.pxi
+def dropout(x: Any, rng: Any, p: Any, out: Any, stream: Any) -> Any: ...
+def dropout_backward(dy: Any, rng: Any, p: Any, out: Any, stream: Any) -> Any: ...
+
+# elementwise.pxi
+def add(a: Any, b: Any, alpha: Any, beta: Any, out: Any, stream: Any) -> Any: ...
+
+# optim.pxi
+def sgd_step(
+    param: Any,
+    grad: Any,
+    momentum_buffer: Any,
+    lr: Any,
+    momentum: Any,
+    dampening: Any,
+    weight_decay: Any,
+    nesterov: bool,
+    maximize: bool,
+    first_step: bool,
+    stream: Any,
+) -> Any: ...
+def adamw_step(
+    param: Any,
+    grad: Any,
+    exp_avg: Any,
+    exp_avg_sq: Any,
+    lr: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    weight_decay: Any,
+    step: Any,
+    maximize: bool,
+    stream: Any,
+) -> Any: ...
