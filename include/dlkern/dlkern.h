@@ -3,6 +3,7 @@
 #define DLKERN_DLKERN_H_
 
 #include <dlkern/activation.h>
+#include <dlkern/conv.h>
 #include <dlkern/core.h>
 #include <dlkern/dropout.h>
 #include <dlkern/elementwise.h>

@@ -1,0 +1,100 @@
+/* Convolution (cross-correlation, as in all frameworks) over 1, 2 or 3 spatial dimensions, its
+ * gradients, and the transposed convolution, which is the input gradient with the roles swapped.
+ *
+ *     y[n, k, o] = bias[k] + sum_{c, t} x[n, g C/G + c, o * stride - pad_begin + t * dilation]
+ *                                       * weight[k, c, t]          g = the group of k
+ *
+ * Positions outside x count as zeros. G = groups divides both channel counts.
+ *
+ *     DLK_LAYOUT_NCHW   x [N, C, spatial...]   weight [K, C/G, taps...]   y [N, K, spatial...]
+ *     DLK_LAYOUT_NHWC   x [N, spatial..., C]   weight [K, taps..., C/G]   y [N, spatial..., K]
+ *
+ * The transposed convolution takes x with C_in channels and weight [C_in, C_out/G, taps...]
+ * (NHWC: [C_in, taps..., C_out/G]).
+ *
+ * dtypes: float64, float32, float16, bfloat16, the same for all tensors of a call; 16-bit products
+ * are summed in float32. Any strides. Outputs overlap no input. Empty batches and channels are
+ * valid: a sum over nothing is the bias, or zero.
+ */
+#ifndef DLKERN_CONV_H_
+#define DLKERN_CONV_H_
+
+#include <dlkern/core.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Arrays have one entry per spatial dimension, in the tensor's order; further entries are ignored. */
+typedef struct dlk_conv_params {
+  uint32_t struct_size;
+  int32_t layout;       /* dlk_layout */
+  int32_t padding_mode; /* dlk_padding_mode */
+  int32_t groups;       /* >= 1 */
+  int32_t precision;    /* dlk_precision, for float32 */
+  int32_t accumulate;   /* backward_weight: add to dweight and dbias instead of overwriting them */
+  int32_t stride[3];    /* >= 1 */
+  int32_t dilation[3];  /* >= 1 */
+  int32_t pad_begin[3]; /* >= 0 */
+  int32_t pad_end[3];   /* >= 0 */
+  /* Transposed only: added to the output extents, 0 <= output_padding < max(stride, dilation). With
+   * DLK_PADDING_SAME the output extent is extent * stride, and output_padding 0. */
+  int32_t output_padding[3];
+} dlk_conv_params;
+#define DLK_CONV_PARAMS_INIT \
+  {sizeof(dlk_conv_params),  \
+   DLK_LAYOUT_NCHW,          \
+   DLK_PADDING_EXPLICIT,     \
+   1,                        \
+   DLK_PRECISION_IEEE,       \
+   0,                        \
+   {1, 1, 1},                \
+   {1, 1, 1},                \
+   {0, 0, 0},                \
+   {0, 0, 0},                \
+   {0, 0, 0}}
+
+/* The shape of y (x.ndim entries are written to shape):
+ *     extent = (x extent + pad_begin + pad_end - dilation * (taps - 1) - 1) / stride + 1
+ * An extent below 1 is DLK_INVALID_ARGUMENT. */
+DLK_API dlk_status_t dlk_conv_output_shape(const DLTensor* x, const DLTensor* weight,
+                                           const dlk_conv_params* params, int64_t* shape);
+/* The shape of the transposed convolution's y:
+ *     extent = (x extent - 1) * stride - pad_begin - pad_end + dilation * (taps - 1) + 1
+ *              + output_padding */
+DLK_API dlk_status_t dlk_conv_transpose_output_shape(const DLTensor* x, const DLTensor* weight,
+                                                     const dlk_conv_params* params, int64_t* shape);
+
+/* bias: [K] or NULL. */
+DLK_API dlk_status_t dlk_conv_forward(const DLTensor* x, const DLTensor* weight,
+                                      const DLTensor* bias, const DLTensor* y,
+                                      const dlk_conv_params* params, const dlk_launch* launch);
+/* dx has the shape of x, which decides between the extents that give the same y. */
+DLK_API dlk_status_t dlk_conv_backward_input(const DLTensor* dy, const DLTensor* weight,
+                                             const DLTensor* dx, const dlk_conv_params* params,
+                                             const dlk_launch* launch);
+/* dweight has the shape of weight; dbias: [K] or NULL, the sum of dy over batch and positions. */
+DLK_API dlk_status_t dlk_conv_backward_weight(const DLTensor* dy, const DLTensor* x,
+                                              const DLTensor* dweight, const DLTensor* dbias,
+                                              const dlk_conv_params* params,
+                                              const dlk_launch* launch);
+
+/* bias: [C_out] or NULL. */
+DLK_API dlk_status_t dlk_conv_transpose_forward(const DLTensor* x, const DLTensor* weight,
+                                                const DLTensor* bias, const DLTensor* y,
+                                                const dlk_conv_params* params,
+                                                const dlk_launch* launch);
+DLK_API dlk_status_t dlk_conv_transpose_backward_input(const DLTensor* dy, const DLTensor* weight,
+                                                       const DLTensor* dx,
+                                                       const dlk_conv_params* params,
+                                                       const dlk_launch* launch);
+DLK_API dlk_status_t dlk_conv_transpose_backward_weight(const DLTensor* dy, const DLTensor* x,
+                                                        const DLTensor* dweight,
+                                                        const DLTensor* dbias,
+                                                        const dlk_conv_params* params,
+                                                        const dlk_launch* launch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DLKERN_CONV_H_ */
