@@ -40,6 +40,14 @@ from dlkern.activation import (
     tanh,
     tanh_backward,
 )
+from dlkern.conv import (
+    conv,
+    conv_backward_input,
+    conv_backward_weight,
+    conv_transpose,
+    conv_transpose_backward_input,
+    conv_transpose_backward_weight,
+)
 from dlkern.dropout import dropout, dropout_backward
 from dlkern.elementwise import add
 from dlkern.loss import cross_entropy, cross_entropy_backward
@@ -73,6 +81,12 @@ __all__ = [
     "batch_norm_inference_backward",
     "batch_norm_training",
     "build_info",
+    "conv",
+    "conv_backward_input",
+    "conv_backward_weight",
+    "conv_transpose",
+    "conv_transpose_backward_input",
+    "conv_transpose_backward_weight",
     "cross_entropy",
     "cross_entropy_backward",
     "device_empty",

@@ -1,0 +1,272 @@
+"""Convolution over 1, 2 or 3 spatial dimensions, its gradients, and its transpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from dlkern import _dlkern
+
+Ints = int | Sequence[int]
+Padding = int | Sequence[int | tuple[int, int]] | Literal["same", "valid"]
+Layout = Literal["NCHW", "NHWC", "NCW", "NWC", "NCDHW", "NDHWC"]
+Precision = Literal["ieee", "tf32"]
+
+
+def conv(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    precision: Precision = "ieee",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Convolution (cross-correlation) of a batch of images with a filter bank.
+
+    .. math::
+        y[n, k, o] = b[k] + \sum_{c, t} x[n, c, o \cdot stride - pad + t \cdot dilation] \,
+        w[k, c, t]
+
+    Parameters
+    ----------
+    x : array
+        [N, C, spatial...], or [N, spatial..., C] with an NHWC-like layout; 1, 2 or 3 spatial
+        dimensions, any strides. float64, float32, float16 or bfloat16; 16-bit products are summed
+        in float32.
+    weight : array
+        [K, C / groups, taps...], or [K, taps..., C / groups] with an NHWC-like layout.
+    bias : array, optional
+        [K].
+    stride, dilation : int or sequence of int
+        For all spatial dimensions, or one each.
+    padding : int, sequence, "same" or "valid"
+        Zeros around the image: one number, or per dimension a number or a pair (begin, end).
+        "same" is the rule of TensorFlow and JAX: the output has ``ceil(extent / stride)`` positions
+        and an odd padding has its larger half at the end. "valid" is 0.
+    groups : int
+        Divides C and K; output channels of a group see the input channels of that group alone.
+    layout : str
+        "NCHW" or "NHWC" for any number of spatial dimensions, or "NCW", "NWC", "NCDHW", "NDHWC".
+    precision : "ieee" or "tf32"
+        How float32 products are computed on a GPU.
+    out : array, optional
+        Written instead of a new array.
+    stream : int or object with ``__cuda_stream__``, optional
+        The stream to run on; default: the current stream of x's framework.
+
+    Returns
+    -------
+    array
+        y, of x's framework, device and dtype: [N, K, positions...] or [N, positions..., K] with
+        ``(extent + pad_begin + pad_end - dilation * (taps - 1) - 1) // stride + 1`` positions.
+
+    Raises
+    ------
+    ValueError
+        Wrong shape, device or window, no output position, or an `out` that cannot be written.
+    TypeError
+        Wrong dtype, or not an array.
+    """
+    window = (stride, padding, dilation, groups, layout, precision, 0)
+    return _dlkern.conv(x, weight, bias, False, window, out, stream)
+
+
+def conv_backward_input(
+    dy: Any,
+    weight: Any,
+    input_shape: Sequence[int] | None,
+    *,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    precision: Precision = "ieee",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`conv` with respect to x.
+
+    Parameters
+    ----------
+    dy : array
+        Gradient of the loss with respect to the output.
+    weight : array
+        As in the forward call.
+    input_shape : sequence of int, or None
+        Shape of x: several of them can give the same output. None with `out`.
+    stride, padding, dilation, groups, layout, precision
+        As in the forward call.
+    out : array, optional
+        Receives dx, in the shape of x.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`conv`.
+
+    Returns
+    -------
+    array
+        dx.
+    """
+    window = (stride, padding, dilation, groups, layout, precision, 0)
+    return _dlkern.conv_backward_input(dy, weight, input_shape, False, window, out, stream)
+
+
+def conv_backward_weight(
+    dy: Any,
+    x: Any,
+    weight_shape: Sequence[int] | None,
+    *,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    precision: Precision = "ieee",
+    bias: bool = False,
+    accumulate: bool = False,
+    out: Any = None,
+    out_bias: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Gradients of :func:`conv` with respect to weight and bias.
+
+    Parameters
+    ----------
+    dy : array
+        Gradient of the loss with respect to the output.
+    x : array
+        As in the forward call.
+    weight_shape : sequence of int, or None
+        Shape of weight; None with `out`.
+    stride, padding, dilation, groups, layout, precision
+        As in the forward call.
+    bias : bool
+        Compute the gradient of bias too: the sum of dy over batch and positions.
+    accumulate : bool
+        Add to `out` and `out_bias` instead of overwriting them.
+    out, out_bias : array, optional
+        Receive dweight and dbias.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`conv`.
+
+    Returns
+    -------
+    dweight : array
+    dbias : array or None
+        None without `bias`.
+    """
+    window = (stride, padding, dilation, groups, layout, precision, 0)
+    return _backward_weight(
+        dy, x, weight_shape, False, window, bias, accumulate, out, out_bias, stream
+    )
+
+
+def conv_transpose(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    output_padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    precision: Precision = "ieee",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Transposed convolution: the gradient of a convolution with respect to its input.
+
+    Parameters
+    ----------
+    x : array
+        [N, C_in, spatial...], or [N, spatial..., C_in] with an NHWC-like layout.
+    weight : array
+        [C_in, C_out / groups, taps...], or [C_in, taps..., C_out / groups]: the weight of the
+        convolution that this one transposes.
+    bias : array, optional
+        [C_out].
+    stride, padding, dilation : see :func:`conv`
+        Those of the convolution from y to x. "same" gives ``extent * stride`` positions.
+    output_padding : int or sequence of int
+        Added to the output's extents, smaller than the larger one of stride and dilation.
+    groups, layout, precision, out, stream
+        As for :func:`conv`.
+
+    Returns
+    -------
+    array
+        y with ``(extent - 1) * stride - pad_begin - pad_end + dilation * (taps - 1) + 1 +
+        output_padding`` positions.
+    """
+    window = (stride, padding, dilation, groups, layout, precision, output_padding)
+    return _dlkern.conv(x, weight, bias, True, window, out, stream)
+
+
+def conv_transpose_backward_input(
+    dy: Any,
+    weight: Any,
+    input_shape: Sequence[int] | None,
+    *,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    output_padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    precision: Precision = "ieee",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`conv_transpose` with respect to x.
+
+    Parameters are those of :func:`conv_transpose` and :func:`conv_backward_input`.
+    """
+    window = (stride, padding, dilation, groups, layout, precision, output_padding)
+    return _dlkern.conv_backward_input(dy, weight, input_shape, True, window, out, stream)
+
+
+def conv_transpose_backward_weight(
+    dy: Any,
+    x: Any,
+    weight_shape: Sequence[int] | None,
+    *,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    output_padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    precision: Precision = "ieee",
+    bias: bool = False,
+    accumulate: bool = False,
+    out: Any = None,
+    out_bias: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Gradients of :func:`conv_transpose` with respect to weight and bias.
+
+    Parameters and results are those of :func:`conv_transpose` and :func:`conv_backward_weight`.
+    """
+    window = (stride, padding, dilation, groups, layout, precision, output_padding)
+    return _backward_weight(
+        dy, x, weight_shape, True, window, bias, accumulate, out, out_bias, stream
+    )
+
+
+def _backward_weight(dy, x, weight_shape, transposed, window, bias, accumulate, out, out_bias,
+                     stream):  # fmt: skip
+    if accumulate and (out is None or (bias and out_bias is None)):
+        missing = "out" if out is None else "out_bias"
+        raise ValueError(f"{missing} is None, expected an array to add to (accumulate)")
+    result = _dlkern.conv_backward_weight(
+        dy, x, weight_shape, transposed, window, bias, accumulate, out, out_bias, stream
+    )
+    return result if bias else (result, None)
