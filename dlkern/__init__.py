@@ -49,7 +49,7 @@ from dlkern.conv import (
     conv_transpose_backward_weight,
 )
 from dlkern.dropout import dropout, dropout_backward
-from dlkern.elementwise import add
+from dlkern.elementwise import add, add_backward
 from dlkern.loss import cross_entropy, cross_entropy_backward
 from dlkern.norm import (
     batch_norm,
@@ -76,6 +76,7 @@ __all__ = [
     "Stream",
     "adamw_step",
     "add",
+    "add_backward",
     "batch_norm",
     "batch_norm_backward",
     "batch_norm_inference_backward",

@@ -12,6 +12,8 @@ def add(
 ) -> Any:
     """Weighted sum ``alpha * a + beta * b``, with the broadcasting rules of NumPy.
 
+    A summand whose factor is 0 does not count, NaN neither.
+
     Parameters
     ----------
     a, b : array
@@ -38,3 +40,54 @@ def add(
         Wrong dtype, or not an array.
     """
     return _dlkern.add(a, b, alpha, beta, out, stream)
+
+
+def add_backward(
+    dy: Any,
+    a_shape: tuple[int, ...] | None = None,
+    b_shape: tuple[int, ...] | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out_a: Any = None,
+    out_b: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any]:
+    """Gradients of :func:`add` with respect to `a` and `b`.
+
+    ``alpha * dy`` and ``beta * dy``, each summed over the axes in which the array was repeated.
+
+    Parameters
+    ----------
+    dy : array
+        Gradient of the loss with respect to the result: float64, float32, float16 or bfloat16
+        (16-bit types are summed in float32).
+    a_shape, b_shape : tuple of int, optional
+        Shapes of `a` and `b`. None, and no array to write to, leaves that gradient out.
+    alpha, beta : float
+        As in the forward call.
+    out_a, out_b : array, optional
+        Written instead of new arrays; they have the shape of `a` and of `b`.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`add`, as are the errors.
+
+    Returns
+    -------
+    (array, array)
+        da and db, of the dtype, framework and device of `dy`; None for one that was left out.
+    """
+    return (
+        _summand_gradient(dy, "a_shape", a_shape, alpha, out_a, stream),
+        _summand_gradient(dy, "b_shape", b_shape, beta, out_b, stream),
+    )
+
+
+def _summand_gradient(
+    dy: Any, name: str, shape: tuple[int, ...] | None, factor: float, out: Any, stream: Any
+) -> Any:
+    if shape is None and out is None:
+        return None
+    gradient = _dlkern.add_backward(dy, name, shape, out, stream)
+    if factor == 1:
+        return gradient
+    return _dlkern.add(gradient, gradient, factor, 0.0, out, stream)

@@ -16,13 +16,20 @@ typedef struct dlk_add_params {
 } dlk_add_params;
 #define DLK_ADD_PARAMS_INIT {sizeof(dlk_add_params), 0, 1.0, 1.0}
 
-/* y = alpha a + beta b. Shapes are broadcast as in NumPy: aligned at the last dimension, where an
+/* y = alpha a + beta b; a summand whose factor is 0 does not count, NaN neither. Shapes are broadcast as in NumPy: aligned at the last dimension, where an
  * extent is 1 or missing that tensor is repeated; y has the broadcast shape.
  * dtypes: float64, float32, float16, bfloat16 (16-bit types are added in float32), int32, int64
  * (alpha and beta whole numbers, results modulo 2^32 or 2^64); a, b and y have the same. Any
  * strides. y may be a or b itself. */
 DLK_API dlk_status_t dlk_add(const DLTensor* a, const DLTensor* b, const DLTensor* y,
                              const dlk_add_params* params, const dlk_launch* launch);
+
+/* Gradient of one summand with factor 1: da = dy summed over the dimensions in which a was repeated.
+ * da has the shape of a, which must broadcast to dy's. dtypes: float64, float32, float16, bfloat16
+ * (16-bit types are summed in float32), the same for both. da overlaps dy nowhere, or is dy itself
+ * where nothing was repeated. */
+DLK_API dlk_status_t dlk_add_backward(const DLTensor* dy, const DLTensor* da,
+                                      const dlk_launch* launch);
 
 #ifdef __cplusplus
 }

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "ops/reduce.h"
+
 namespace dlkern {
 namespace {
 
@@ -68,5 +70,33 @@ dlk_status_t dlk_add(const DLTensor* a_, const DLTensor* b_, const DLTensor* y_,
       require_whole("beta", p.beta);
     }
     call.run(Add{with_rank(a, ndim), with_rank(b, ndim), y, p.alpha, p.beta});
+  });
+}
+
+dlk_status_t dlk_add_backward(const DLTensor* dy_, const DLTensor* da_, const dlk_launch* launch) {
+  return entry("add_backward", launch, [&](Call& call) {
+    const Tensor dy = call.input("dy", dy_);
+    const Tensor da = call.output("da", da_);
+    call.require_floating(dy);
+    call.require_same_dtype(da, dy);
+    const Tensor wide = da.ndim <= dy.ndim ? with_rank(da, dy.ndim) : da;
+    uint32_t axes = 0;
+    bool fits = wide.ndim == dy.ndim;
+    for (int d = 0; fits && d < dy.ndim; ++d) {
+      const bool repeated = wide.shape[d] == 1 && dy.shape[d] != 1;
+      if (repeated) axes |= 1u << d;
+      fits = repeated || wide.shape[d] == dy.shape[d];
+    }
+    if (!fits) {
+      fail(DLK_INVALID_ARGUMENT, da.name, ".shape is ", shape_string(da),
+           ", expected one that broadcasts to ", shape_string(dy), " (", dy.name, ".shape)");
+    }
+    if (axes == 0) {
+      call.require_same_or_disjoint(da, dy);
+      call.run(Add{dy, dy, wide, 1, 0});
+    } else {
+      call.require_disjoint(da, dy);
+      call.run(Reduce{dy, wide, axes, DLK_REDUCE_SUM});
+    }
   });
 }

@@ -11,9 +11,11 @@ struct Add {
   double alpha, beta;
 };
 
-// alpha a + beta b; integers wrap around.
+// alpha a + beta b; integers wrap around. Where a factor is 0 its summand does not count.
 template <class V>
 DLK_HD V weighted_sum(V a, V b, V alpha, V beta) {
+  if (alpha == 0) a = 0;
+  if (beta == 0) b = 0;
   if constexpr (V(-1) < V(0) && V(3) / V(2) == V(1)) {
     return static_cast<V>(static_cast<uint64_t>(alpha) * static_cast<uint64_t>(a) +
                           static_cast<uint64_t>(beta) * static_cast<uint64_t>(b));

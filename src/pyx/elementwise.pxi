@@ -6,6 +6,7 @@ cdef extern from "dlkern/elementwise.h" nogil:
         double beta
     dlk_status_t dlk_add(const DLTensor*, const DLTensor*, const DLTensor*, const dlk_add_params*,
                          const dlk_launch*)
+    dlk_status_t dlk_add_backward(const DLTensor*, const DLTensor*, const dlk_launch*)
 
 
 cdef int broadcast_shape(const DLTensor* a, const DLTensor* b, int64_t* shape) noexcept:
@@ -33,4 +34,21 @@ def add(a, b, alpha, beta, out, stream):
     while call.pending():
         with nogil:
             call.status = dlk_add(ta, tb, ty, &params, &call.launch)
+    return call.result()
+
+
+def add_backward(dy, str name, shape, out, stream):
+    """The gradient of the summand of that shape; `name` is that argument's."""
+    cdef Call call = Call("add_backward", stream)
+    cdef const DLTensor* tdy = call.input("dy", dy)
+    cdef int64_t extents[MAX_DIMS]
+    cdef int ndim = 0
+    if out is None:
+        if isinstance(shape, (tuple, list)):
+            ndim = min(len(shape), tdy.ndim)
+        extents_of(call, name, shape, ndim, extents)
+    cdef const DLTensor* tda = call.output("da", out, ndim, extents, tdy.dtype)
+    while call.pending():
+        with nogil:
+            call.status = dlk_add_backward(tdy, tda, &call.launch)
     return call.result()
