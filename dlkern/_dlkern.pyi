@@ -157,6 +157,7 @@ def dropout_backward(dy: Any, rng: Any, p: Any, out: Any, stream: Any) -> Any: .
 
 # elementwise.pxi
 def add(a: Any, b: Any, alpha: Any, beta: Any, out: Any, stream: Any) -> Any: ...
+def add_backward(dy: Any, name: Any, shape: Any, out: Any, stream: Any) -> Any: ...
 
 # optim.pxi
 def sgd_step(

@@ -147,6 +147,13 @@ OPS = [
     Op("log_softmax_backward", {"dy": normal(5, 37), "y": normal(5, 37)}, {"out": (5, 37)}),
     # elementwise, dropout
     Op("add", {"a": normal(5, 37), "b": normal(37)}, {"out": (5, 37)}, {"alpha": 0.5}),
+    Op(
+        "add_backward",
+        {"dy": normal(5, 3, 7)},
+        {"out_a": (5, 3, 7), "out_b": (3, 1)},
+        {"beta": 2.0},
+        {"a_shape": (5, 3, 7), "b_shape": (3, 1)},
+    ),
     Op("dropout", {"x": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}, {"p": 0.3}),
     Op("dropout_backward", {"dy": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}),
     # optim
@@ -363,68 +370,5 @@ OPS = [
         {"out": (6, 4, 3, 3), "out_bias": (4,)},
         {"stride": (2, 1), "padding": 1, "output_padding": (1, 0), "bias": True},
         {"weight_shape": (6, 4, 3, 3)},
-    # activations
-    *(
-        op
-        for name, options in {
-            "relu": {},
-            "leaky_relu": {"negative_slope": 0.2},
-            "elu": {"alpha": 1.5},
-            "gelu": {},
-            "silu": {},
-            "sigmoid": {},
-            "tanh": {},
-            "softplus": {"beta": 2.0, "threshold": 1.0},
-        }.items()
-        for op in (
-            Op(name, {"x": normal(5, 37)}, {"out": (5, 37)}, options),
-            Op(
-                name + "_backward",
-                {"dy": normal(5, 37), "x": normal(5, 37)},
-                {"out": (5, 37)},
-                options,
-            ),
-        )
-    ),
-    Op("gelu", {"x": normal(5, 37)}, {"out": (5, 37)}, {"approximate": "tanh"}, variant="tanh"),
-    # elementwise
-    Op("add", {"a": normal(5, 3, 7), "b": normal(3, 1)}, {"out": (5, 3, 7)}, {"beta": 2.0}),
-    Op(
-        "add_backward",
-        {"dy": normal(5, 3, 7)},
-        {"out_a": (5, 3, 7), "out_b": (3, 1)},
-        {"beta": 2.0},
-        {"a_shape": (5, 3, 7), "b_shape": (3, 1)},
-    ),
-    # dropout
-    Op(
-        "dropout",
-        {"x": normal(5, 37), "rng": integers(0, 2**40, 2)},
-        {"out": (5, 37)},
-        {"p": 0.25},
-    ),
-    Op(
-        "dropout_backward",
-        {"dy": normal(5, 37), "rng": integers(0, 2**40, 2)},
-        {"out": (5, 37)},
-        {"p": 0.25},
-    ),
-    # optimizers
-    Op(
-        "sgd_step",
-        {"param": normal(5, 37), "grad": normal(5, 37), "momentum_buffer": normal(5, 37)},
-        options={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
-        inout=("param", "momentum_buffer"),
-    ),
-    Op(
-        "adamw_step",
-        {
-            "param": normal(5, 37),
-            "grad": normal(5, 37),
-            "exp_avg": normal(5, 37),
-            "exp_avg_sq": positive(5, 37),
-        },
-        options={"lr": 0.1, "step": 3},
-        inout=("param", "exp_avg", "exp_avg_sq"),
     ),
 ]
