@@ -3,6 +3,7 @@
 #include <dlkern/dlkern.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int failures = 0;
@@ -57,6 +58,39 @@ static void test_softmax(void) {
   EXPECT(y[0] == 0 && y[3] == 1);
 }
 
+/* Plan first, then run with the workspace that the plan asks for. */
+static void test_conv(void) {
+  float x[9] = {0, 1, 2, 3, 4, 5, 6, 7, 8}, w[4] = {1, 1, 1, 1}, b[1] = {0.5f}, y[4] = {0};
+  int64_t x_shape[4] = {1, 1, 3, 3}, w_shape[4] = {1, 1, 2, 2}, b_shape[1] = {1}, y_shape[4] = {0};
+  DLTensor tx = cpu_tensor(x, 4, x_shape), tw = cpu_tensor(w, 4, w_shape);
+  DLTensor tb = cpu_tensor(b, 1, b_shape);
+  dlk_conv_params params = DLK_CONV_PARAMS_INIT;
+  dlk_launch launch = DLK_LAUNCH_INIT;
+  dlk_plan plan = {0};
+  plan.struct_size = sizeof plan;
+
+  EXPECT(dlk_conv_output_shape(&tx, &tw, &params, y_shape) == DLK_SUCCESS);
+  EXPECT(y_shape[0] == 1 && y_shape[1] == 1 && y_shape[2] == 2 && y_shape[3] == 2);
+  DLTensor ty = cpu_tensor(y, 4, y_shape);
+
+  launch.flags = DLK_LAUNCH_PLAN_ONLY;
+  EXPECT(dlk_conv_forward(&tx, &tw, &tb, &ty, &params, &launch) == DLK_SUCCESS);
+  EXPECT(dlk_explain_last(&plan) == DLK_SUCCESS);
+  EXPECT(plan.implementation[0] != 0 && y[0] == 0);
+
+  launch.flags = 0;
+  launch.workspace_bytes = (plan.workspace_bytes + 255) / 256 * 256;
+  if (launch.workspace_bytes) launch.workspace = aligned_alloc(256, launch.workspace_bytes);
+  EXPECT(dlk_conv_forward(&tx, &tw, &tb, &ty, &params, &launch) == DLK_SUCCESS);
+  EXPECT(close_to(y[0], 8.5) && close_to(y[1], 12.5) && close_to(y[2], 20.5) &&
+         close_to(y[3], 24.5));
+
+  params.groups = 2;
+  EXPECT(dlk_conv_forward(&tx, &tw, &tb, &ty, &params, &launch) == DLK_INVALID_ARGUMENT);
+  EXPECT(strstr(dlk_last_error(), "groups") != NULL);
+  free(launch.workspace);
+}
+
 static void test_errors(void) {
   float x[6] = {0}, y[6];
   int64_t shape[2] = {2, 3}, other[2] = {3, 2};
@@ -90,6 +124,7 @@ static void test_errors(void) {
 int main(void) {
   test_version();
   test_softmax();
+  test_conv();
   test_errors();
   if (failures == 0) puts("ok");
   return failures != 0;
