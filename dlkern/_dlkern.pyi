@@ -187,3 +187,23 @@ def adamw_step(
     maximize: bool,
     stream: Any,
 ) -> Any: ...
+
+# conv.pxi
+def conv(
+    x: Any, weight: Any, bias: Any, transposed: bool, window: tuple, out: Any, stream: Any
+) -> Any: ...
+def conv_backward_input(
+    dy: Any, weight: Any, input_shape: Any, transposed: bool, window: tuple, out: Any, stream: Any
+) -> Any: ...
+def conv_backward_weight(
+    dy: Any,
+    x: Any,
+    weight_shape: Any,
+    transposed: bool,
+    window: tuple,
+    bias: bool,
+    accumulate: bool,
+    out: Any,
+    out_bias: Any,
+    stream: Any,
+) -> Any: ...
