@@ -7,9 +7,11 @@
 #include <dlkern/core.h>
 #include <dlkern/dropout.h>
 #include <dlkern/elementwise.h>
+#include <dlkern/layout.h>
 #include <dlkern/loss.h>
 #include <dlkern/norm.h>
 #include <dlkern/optim.h>
+#include <dlkern/pool.h>
 #include <dlkern/reduce.h>
 #include <dlkern/softmax.h>
 

@@ -9,6 +9,12 @@
 
 namespace dlkern {
 
+// a / b for a >= 0, b > 0. On a GPU a division of 32 bits is several times cheaper than one of 64.
+DLK_HD int64_t quotient(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+  return a / b;
+}
+
 // N tensors walked together over one shape. Dimensions are merged wherever all N allow it, so a
 // contiguous problem of any rank ends as one dimension. A plain struct: it can be a kernel argument.
 template <int N>
@@ -22,13 +28,7 @@ struct StridedIndex {
   DLK_HD void offsets(int64_t i, int64_t (&offset)[N]) const {
     for (int n = 0; n < N; ++n) offset[n] = 0;
     for (int d = ndim - 1; d > 0; --d) {
-      int64_t q, r;
-      if (((i | shape[d]) >> 32) == 0) {  // 32-bit division is several times cheaper
-        q = static_cast<uint32_t>(i) / static_cast<uint32_t>(shape[d]);
-      } else {
-        q = i / shape[d];
-      }
-      r = i - q * shape[d];
+      const int64_t q = quotient(i, shape[d]), r = i - q * shape[d];
       for (int n = 0; n < N; ++n) offset[n] += r * stride[n][d];
       i = q;
     }

@@ -15,6 +15,8 @@ namespace dlkern {
 
 inline constexpr int kMaxSpatial = 3;
 
+DLK_HD int64_t round_up_quotient(int64_t a, int64_t b) { return quotient(a + b - 1, b); }
+
 struct Range {
   int64_t begin, end;  // half open; empty where end <= begin
 };
@@ -34,22 +36,26 @@ struct Window {
   // Taps of window o that lie inside an input of extent n.
   DLK_HD Range taps_inside(int64_t o, int64_t n) const {
     const int64_t first = start(o);
-    const int64_t begin = first < 0 ? ceil_div(-first, dilation) : 0;
-    const int64_t end = first < n ? ceil_div(n - first, dilation) : 0;
-    return {begin, end < kernel ? end : kernel};
+    Range taps{0, kernel};
+    if (first < 0) taps.begin = round_up_quotient(-first, dilation);
+    if (first + span() > n) {
+      const int64_t end = first < n ? round_up_quotient(n - first, dilation) : 0;
+      taps.end = end < kernel ? end : kernel;
+    }
+    return taps;
   }
   // Windows (of `out`) whose tap t lies inside an input of extent n.
   DLK_HD Range windows_inside(int64_t t, int64_t n, int64_t out) const {
     const int64_t shift = pad_begin - t * dilation;  // inside: shift <= o * stride < n + shift
-    const int64_t begin = shift > 0 ? ceil_div(shift, stride) : 0;
-    const int64_t end = n + shift > 0 ? ceil_div(n + shift, stride) : 0;
+    const int64_t begin = shift > 0 ? round_up_quotient(shift, stride) : 0;
+    const int64_t end = n + shift > 0 ? round_up_quotient(n + shift, stride) : 0;
     return {begin, end < out ? end : out};
   }
   // Windows (of `out`) whose span covers input position i. With dilation, i may fall between taps.
   DLK_HD Range windows_over(int64_t i, int64_t out) const {
     const int64_t last = i + pad_begin;
-    const int64_t begin = last >= span() ? ceil_div(last - span() + 1, stride) : 0;
-    const int64_t end = last / stride + 1;
+    const int64_t begin = last >= span() ? quotient(last - span(), stride) + 1 : 0;
+    const int64_t end = quotient(last, stride) + 1;
     return {begin, end < out ? end : out};
   }
 
@@ -86,8 +92,8 @@ Window make_window(const Params& p, int d, int64_t kernel, int64_t n) {
   Window w{kernel, p.stride[d], 0, 0, p.dilation[d]};
   switch (p.padding_mode) {
     case DLK_PADDING_EXPLICIT:
-      at_least("pad_begin", p.pad_begin[d], 0);
-      at_least("pad_end", p.pad_end[d], 0);
+      at_least("padding: pad_begin", p.pad_begin[d], 0);
+      at_least("padding: pad_end", p.pad_end[d], 0);
       w.pad_begin = p.pad_begin[d];
       w.pad_end = p.pad_end[d];
       break;

@@ -1,0 +1,143 @@
+// Transposed copies on the CPU. Where both sides run along the same axis, whole runs are copied;
+// else tiles, small enough for the lines of both sides to stay in the first cache, so that each line
+// is fetched once.
+#include "ops/layout.h"
+
+#include <cstring>
+
+#include "cpu/prims/parallel.h"
+#include "cpu/prims/spans.h"
+
+namespace dlkern {
+namespace {
+
+using namespace cpu;
+
+constexpr int64_t kTileBytes = 128;  // of a side
+
+// 16 bytes of items, and the interleaving of the lower or upper halves of two of them.
+template <class T>
+struct Lane {
+  static constexpr int kItems = 16 / sizeof(T);
+  typedef T Vector __attribute__((vector_size(16)));
+
+  template <bool kUpper>
+  static Vector interleave(Vector a, Vector b) {
+    return [&]<int... I>(std::integer_sequence<int, I...>) {
+      return __builtin_shufflevector(a, b, (I / 2 + (kUpper ? kItems / 2 : 0) + I % 2 * kItems)...);
+    }(std::make_integer_sequence<int, kItems>{});
+  }
+};
+
+// to[r * to_row + c] = from[c * from_column + r] for a square of 16 bytes a side, in registers.
+template <class T>
+void transpose_square(const T* from, int64_t from_column, T* to, int64_t to_row) {
+  using L = Lane<T>;
+  constexpr int n = L::kItems;
+  typename L::Vector v[n], next[n];
+  for (int c = 0; c < n; ++c) std::memcpy(&v[c], from + c * from_column, 16);
+  for (int stage = 1; stage < n; stage *= 2) {
+    for (int c = 0; c < n / 2; ++c) {
+      next[2 * c] = L::template interleave<false>(v[c], v[c + n / 2]);
+      next[2 * c + 1] = L::template interleave<true>(v[c], v[c + n / 2]);
+    }
+    std::copy_n(next, n, v);
+  }
+  for (int r = 0; r < n; ++r) std::memcpy(to + r * to_row, &v[r], 16);
+}
+
+template <class T>
+void copy_items(const T* from, T* to, const Transposition& t, int64_t rows, int64_t columns) {
+  if (rows >= columns) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const T* x = from + c * t.x_column;
+      T* y = to + c * t.y_column;
+      for (int64_t r = 0; r < rows; ++r) y[r * t.y_row] = x[r * t.x_row];
+    }
+  } else {
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* x = from + r * t.x_row;
+      T* y = to + r * t.y_row;
+      for (int64_t c = 0; c < columns; ++c) y[c * t.y_column] = x[c * t.x_column];
+    }
+  }
+}
+
+template <class T>
+void transpose_tile(const T* from, T* to, const Transposition& t, int64_t rows, int64_t columns) {
+  constexpr int64_t n = Lane<T>::kItems;
+  const bool vector = t.x_row == 1 && t.y_column == 1;
+  const int64_t whole_rows = vector ? rows / n * n : 0;
+  const int64_t whole_columns = vector ? columns / n * n : 0;
+  for (int64_t r = 0; r < whole_rows; r += n) {
+    for (int64_t c = 0; c < whole_columns; c += n) {
+      transpose_square(from + c * t.x_column + r, t.x_column, to + r * t.y_row + c, t.y_row);
+    }
+  }
+  copy_items(from + whole_columns * t.x_column, to + whole_columns * t.y_column, t, rows,
+             columns - whole_columns);
+  copy_items(from + whole_rows * t.x_row, to + whole_rows * t.y_row, t, rows - whole_rows,
+             whole_columns);
+}
+
+template <class T>
+void transpose(const T* x, T* y, const Transposition& t) {
+  constexpr int64_t kTile = kTileBytes / sizeof(T);
+  // Beside a short side the other one may be longer.
+  const int64_t tile_rows = std::max(kTile, kTile * kTile / t.columns);
+  const int64_t tile_columns = std::max(kTile, kTile * kTile / t.rows);
+  const int64_t down = ceil_div(t.rows, tile_rows), across = ceil_div(t.columns, tile_columns);
+  parallel_for(t.outer.numel * down * across, kSpanGrain / (kTile * kTile),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   const int64_t row = i % down * tile_rows;
+                   const int64_t column = i / down % across * tile_columns;
+                   int64_t at[2];
+                   t.outer.offsets(i / (down * across), at);
+                   transpose_tile(x + at[1] + row * t.x_row + column * t.x_column,
+                                  y + at[0] + row * t.y_row + column * t.y_column, t,
+                                  std::min(tile_rows, t.rows - row),
+                                  std::min(tile_columns, t.columns - column));
+                 }
+               });
+}
+
+template <class T>
+void copy_runs(const T* x, T* y, const StridedIndex<2>& index) {
+  for_each_span(index, [=](const Span<2>& s) {
+    const T* from = x + s.at[1];
+    T* to = y + s.at[0];
+    if (s.stride[0] == 1 && s.stride[1] == 1) {
+      std::memcpy(to, from, s.n * sizeof(T));
+    } else {
+      for (int64_t i = 0; i < s.n; ++i) to[i * s.stride[0]] = from[i * s.stride[1]];
+    }
+  });
+}
+
+template <class T>
+void permute(const Permute& p) {
+  const auto index = in_memory_order(make_index<2>({&p.y, &p.x}));
+  const int fast = fastest_axis(index);
+  if (fast == index.ndim - 1) {
+    copy_runs(p.x.as<T>(), p.y.as<T>(), index);
+  } else {
+    transpose(p.x.as<T>(), p.y.as<T>(), Transposition(index, fast));
+  }
+}
+
+constexpr Impl<Permute> kPermute[] = {
+    {"cpu_tiles", supports_all, nullptr,
+     [](const Permute& p, const Launch&) {
+       dispatch_item_size(p.y.dtype, [&]<class T>() { permute<T>(p); });
+     }},
+};
+
+}  // namespace
+
+template <>
+ImplList<Permute> cpu_impls<Permute>() {
+  return kPermute;
+}
+
+}  // namespace dlkern

@@ -1,0 +1,65 @@
+#pragma once
+
+#include "core/call.h"
+#include "core/index.h"
+#include "core/tensor.h"
+
+namespace dlkern {
+
+// x is the permuted view of the input, with y's shape: element by element, y = x.
+struct Permute {
+  Tensor x, y;
+};
+
+// A copy between different fastest axes: x's (rows), y's (columns), and all others.
+struct Transposition {
+  StridedIndex<2> outer;       // y, x
+  int64_t rows, columns;       // extents
+  int64_t y_row, x_row;        // strides along the rows
+  int64_t y_column, x_column;  // strides along the columns
+
+  // index: y, x in y's memory order; fast: x's fastest axis, not the last.
+  Transposition(const StridedIndex<2>& index, int fast) {
+    const int last = index.ndim - 1;
+    for (int d = 0; d < last; ++d) {
+      if (d != fast) outer.push(index.shape[d], {index.stride[0][d], index.stride[1][d]});
+    }
+    rows = index.shape[fast], columns = index.shape[last];
+    y_row = index.stride[0][fast], x_row = index.stride[1][fast];
+    y_column = index.stride[0][last], x_column = index.stride[1][last];
+  }
+};
+
+// The axis along which x's elements are closest together; the last where there are several.
+inline int fastest_axis(const StridedIndex<2>& index) {
+  const auto step = [&](int d) {
+    return index.stride[1][d] < 0 ? -index.stride[1][d] : index.stride[1][d];
+  };
+  int fast = index.ndim - 1;
+  for (int d = index.ndim - 1; d >= 0; --d) {
+    if (step(d) < step(fast)) fast = d;
+  }
+  return fast;
+}
+
+// f.template operator()<T>() with an integer type of a dtype's size.
+template <class F>
+void dispatch_item_size(DType dtype, F&& f) {
+  switch (dtype_size(dtype)) {
+    case 1:
+      return f.template operator()<uint8_t>();
+    case 2:
+      return f.template operator()<uint16_t>();
+    case 4:
+      return f.template operator()<uint32_t>();
+    default:
+      return f.template operator()<uint64_t>();
+  }
+}
+
+template <>
+ImplList<Permute> cpu_impls<Permute>();
+template <>
+ImplList<Permute> gpu_impls<Permute>();
+
+}  // namespace dlkern
