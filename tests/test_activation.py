@@ -13,6 +13,12 @@ cdf = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)), otypes=[float])
 U, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
+def density(x):
+    """Of the normal distribution; in long double, since exp blows up the rounding error of x^2."""
+    square = np.square(np.asarray(x, np.longdouble))
+    return (np.exp(-square / 2) / math.sqrt(2 * math.pi)).astype(np.float64)
+
+
 def sigmoid(x):
     e = np.exp(-np.abs(x))
     return np.where(x < 0, e, 1) / (1 + e)
@@ -43,7 +49,7 @@ CASES = {
     "gelu": (
         {},
         lambda x: x * cdf(x),
-        lambda x: (cdf(x), x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)),
+        lambda x: (cdf(x), x * density(x)),
     ),
     "gelu_tanh": (
         {"approximate": "tanh"},
