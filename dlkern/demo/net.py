@@ -36,11 +36,11 @@ def parameter_shapes() -> dict[str, Shape]:
 
 
 def initial(name: str, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """He initialisation of products; the norms begin as the identity."""
+    """Uniform within 1 / sqrt(fan_in) for products; the norms begin as the identity."""
     if "norm" in name or name.endswith("bias"):
         return np.full(shape, 1.0 if name.endswith("weight") else 0.0, np.float32)
-    fan_in = math.prod(shape[1:])
-    return (rng.standard_normal(shape) * math.sqrt(2 / fan_in)).astype(np.float32)
+    bound = 1 / math.sqrt(math.prod(shape[1:]))
+    return rng.uniform(-bound, bound, shape).astype(np.float32)
 
 
 class Network:
