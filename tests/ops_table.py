@@ -68,6 +68,8 @@ class Op:
         Arguments that take the place of ``out=`` (the shape of a gradient).
     inout : tuple of str
         Arrays that are updated in place.
+    any_rank : tuple of str
+        Arrays that may have a further leading axis, whatever the others look like.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Op:
     options: Mapping[str, Any] = field(default_factory=dict)
     needed_without_out: Mapping[str, Any] = field(default_factory=dict)
     inout: tuple[str, ...] = ()
+    any_rank: tuple[str, ...] = ()
     variant: str = ""
 
     def __str__(self) -> str:
@@ -153,6 +156,7 @@ OPS = [
         {"out_a": (5, 3, 7), "out_b": (3, 1)},
         {"beta": 2.0},
         {"a_shape": (5, 3, 7), "b_shape": (3, 1)},
+        any_rank=("dy",),
     ),
     Op("dropout", {"x": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}, {"p": 0.3}),
     Op("dropout_backward", {"dy": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}),

@@ -66,7 +66,8 @@ def test_wrong_shape(backend, op, name):
 
     rank = (op.make() | zeros(op))[name].ndim
     changes = [lambda a, axis=axis: longer(a, axis) for axis in range(rank)]
-    changes.append(lambda a: np.zeros((3, *a.shape), a.dtype))
+    if name not in op.any_rank:
+        changes.append(lambda a: np.zeros((3, *a.shape), a.dtype))
     for change in changes:
         with pytest.raises(ValueError, match=names_an_argument(op)):
             op.call(*changed(op, backend, name, change))

@@ -182,7 +182,7 @@ ONES = np.ones((2, 3))
         (lambda a: dlkern.add_backward(a(ONES), (1, 2, 3)), ValueError, r"a_shape is \(1, 2, 3\)"),
         (lambda a: dlkern.add_backward(a(ONES), None, (2, 3.0)), TypeError, "b_shape is 3.0"),
         (lambda a: dlkern.add_backward(a(np.ones(3, int)), (3,)), TypeError, "dy.dtype is int64"),
-        (lambda a: dlkern.add_backward(a(ONES), out_a=a(np.ones(2))), ValueError, "out.shape"),
+        (lambda a: dlkern.add_backward(a(ONES), out_a=a(np.ones(2))), ValueError, "out_a.shape"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(backend, call, error, message):

@@ -119,6 +119,7 @@ cdef class Call:
     cdef bint explicit_stream    # the caller gave the stream
     cdef list outputs            # what result() returns
     cdef list keep               # alive until the call is over
+    cdef str first_keyword       # of the first output
     cdef dict keywords           # C name of an output that the caller passed -> its keyword
 
     def __cinit__(self, str op, stream):
@@ -132,6 +133,7 @@ cdef class Call:
         if self.explicit_stream:
             self.launch.stream = <void*>handle_of(stream)
         self.outputs = []
+        self.first_keyword = "out"
         self.keywords = {}
         self.keep = []
         if dlk_explaining:
@@ -166,7 +168,7 @@ cdef class Call:
         if out is not None:
             # By convention the first output is passed as out=, "dweight" or "save_mean" after it as
             # out_weight=, out_mean=.
-            keyword = "out"
+            keyword = self.first_keyword
             if self.outputs:
                 keyword = "out_" + name.removeprefix("save_").removeprefix("d")
             self.keywords[name] = keyword

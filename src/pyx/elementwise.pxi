@@ -40,6 +40,7 @@ def add(a, b, alpha, beta, out, stream):
 def add_backward(dy, str name, shape, out, stream):
     """The gradient of the summand of that shape; `name` is that argument's."""
     cdef Call call = Call("add_backward", stream)
+    call.first_keyword = "out_" + name[0]    # out_a or out_b
     cdef const DLTensor* tdy = call.input("dy", dy)
     cdef int64_t extents[MAX_DIMS]
     cdef int ndim = 0
