@@ -309,6 +309,8 @@ ONES = np.ones((2, 3))
          "gelu_backward: x.dtype is float32"),
         (lambda a: dlkern.gelu(a(ONES), "sigmoid"), ValueError, "gelu: approximate is 'sigmoid'"),
         (lambda a: dlkern.gelu_backward(a(ONES), a(ONES), None), ValueError, "approximate is None"),
+        (lambda a: dlkern.gelu(a(ONES), ["tanh"]), ValueError, r"gelu: approximate is \['tanh'\]"),
+        (lambda a: dlkern.elu(a(ONES), 10**400), ValueError, "elu: alpha is beyond float64"),
         (lambda a: dlkern.leaky_relu(a(ONES), "steep"), TypeError, "negative_slope is 'steep'"),
         (lambda a: dlkern.elu(a(ONES), None), TypeError, "elu: alpha is None"),
         (lambda a: dlkern.softplus(a(ONES), 0), ValueError, "softplus: beta is 0"),

@@ -67,6 +67,14 @@ def test_integers_with_weights(backend):
     np.testing.assert_array_equal(backend.numpy(y), [2**62 + 2**40 + 1])
 
 
+def test_integer_weights_count_modulo_2_32(backend):
+    a = backend.array(np.array([1, 2], np.int32))
+    y = dlkern.add(a, a, alpha=2**32 + 3, beta=-(2**40) - 1)
+    np.testing.assert_array_equal(backend.numpy(y), np.array([2, 4], np.int32))
+    with pytest.raises(ValueError, match="add: alpha is 9007199254740993, expected"):
+        dlkern.add(a, a, alpha=2**53 + 1)
+
+
 @pytest.mark.sanitize
 @pytest.mark.parametrize("out_layout", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)

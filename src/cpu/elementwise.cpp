@@ -17,7 +17,7 @@ void add_span(int64_t n, V* y, const V* a, const V* b, V alpha, V beta) {
 template <class T>
 void add(const Add& p) {
   using V = Computed<T>;
-  const V alpha = static_cast<V>(p.alpha), beta = static_cast<V>(p.beta);
+  const V alpha = factor_of<V>(p.alpha), beta = factor_of<V>(p.beta);
   map_spans(
       in_memory_order(make_index<3>({&p.y, &p.a, &p.b})),
       [&](int64_t n, V* y, const V* a, const V* b) { add_span(n, y, a, b, alpha, beta); },

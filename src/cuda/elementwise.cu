@@ -25,7 +25,7 @@ struct WeightedSum {
 template <class T>
 void launch_add(const Add& p, const Launch& launch) {
   using V = Computed<T>;
-  const WeightedSum<V> f{static_cast<V>(p.alpha), static_cast<V>(p.beta)};
+  const WeightedSum<V> f{factor_of<V>(p.alpha), factor_of<V>(p.beta)};
   map_elements(in_memory_order(make_index<3>({&p.y, &p.a, &p.b})), f, launch.stream,
                Out<T>{p.y.as<T>()}, In<T>{p.a.as<T>()}, In<T>{p.b.as<T>()});
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "core/call.h"
 #include "core/tensor.h"
 
@@ -16,11 +18,22 @@ template <class V>
 DLK_HD V weighted_sum(V a, V b, V alpha, V beta) {
   if (alpha == 0) a = 0;
   if (beta == 0) b = 0;
-  if constexpr (V(-1) < V(0) && V(3) / V(2) == V(1)) {
+  if constexpr (std::is_integral_v<V>) {
     return static_cast<V>(static_cast<uint64_t>(alpha) * static_cast<uint64_t>(a) +
                           static_cast<uint64_t>(beta) * static_cast<uint64_t>(b));
   } else {
     return alpha * a + beta * b;
+  }
+}
+
+// alpha or beta in the type that is computed in; for integers a whole number, taken modulo 2^32 or
+// 2^64 as they are.
+template <class V>
+V factor_of(double value) {
+  if constexpr (std::is_integral_v<V>) {
+    return static_cast<V>(static_cast<int64_t>(value));
+  } else {
+    return static_cast<V>(value);
   }
 }
 

@@ -97,10 +97,16 @@ cdef int64_t integer(Call call, str name, object value, int bits=64) except? -1:
 
 cdef double real(Call call, str name, object value) except? -1:
     """A floating-point argument."""
+    cdef double number
     try:
-        return value
+        number = value
     except TypeError:
         raise TypeError(f"{call.op}: {name} is {value!r}, expected a number") from None
+    except OverflowError:
+        raise ValueError(f"{call.op}: {name} is beyond float64") from None
+    if isinstance(value, int) and number != value:
+        raise ValueError(f"{call.op}: {name} is {value}, expected a number that float64 can hold")
+    return number
 
 
 @cython.final
