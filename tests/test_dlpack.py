@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from oracle import assert_close, float64, rounded
-from producer import of_numpy
+from producer import Producer, of_numpy
 from test_softmax import softmax_f64
 
 import dlkern
@@ -42,6 +42,20 @@ def test_edge_23_strides_of_size_one_dimensions_do_not_matter(rng):
     x = rng.standard_normal((1, 77))
     for strides in ((1, 1), (0, 1), (-5, 1), (77, 1)):
         np.testing.assert_array_equal(softmax_of(of_numpy(x, strides=strides)), dlkern.softmax(x))
+
+
+@pytest.mark.parametrize("strides", [None, (0, 0)])
+def test_more_elements_than_can_be_counted_are_refused(strides):
+    """2^32 x 2^32 is 0 modulo 2^64: it must not pass for an empty array."""
+    memory = np.zeros(1, np.float32)
+    x, out = (
+        Producer(memory.ctypes.data, (1 << 32, 1 << 32), strides, "float32", owner=memory)
+        for strides in (strides, None)
+    )
+    with pytest.raises(ValueError, match=r"relu: x.shape is \[4294967296, 4294967296\], expected"):
+        dlkern.relu(x, out=out)
+    without_elements = Producer(0, (0, 1 << 62, 1 << 62), None, "float32")
+    dlkern.relu(without_elements, out=without_elements)
 
 
 def test_byte_offset_is_added(rng):

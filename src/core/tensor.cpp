@@ -165,6 +165,9 @@ static Device device_of(const char* name, DLDevice device) {
   }
 }
 
+// The bytes of this many elements of any type can be counted in int64_t, with room for rounding up.
+static constexpr int64_t kMaxElements = int64_t{1} << 59;
+
 Tensor make_tensor(const char* name, const DLTensor* t) {
   if (!t) fail(DLK_INVALID_ARGUMENT, name, " is NULL, expected a tensor");
   Tensor r;
@@ -194,7 +197,13 @@ Tensor make_tensor(const char* name, const DLTensor* t) {
   for (int d = r.ndim - 1; d >= 0; --d) {
     // A size-1 dimension is never stepped over, whatever its stride says.
     r.strides[d] = t->strides && r.shape[d] != 1 ? t->strides[d] : contiguous;
-    contiguous *= r.shape[d];
+    // (Where there are no elements, strides do not matter and extents may be anything.)
+    if (!empty && __builtin_mul_overflow(contiguous, r.shape[d], &contiguous))
+      contiguous = INT64_MAX;
+  }
+  if (contiguous > kMaxElements) {
+    fail(DLK_INVALID_ARGUMENT, name, ".shape is ", shape_string(t->shape, r.ndim),
+         ", expected at most 2^59 elements");
   }
   if (!empty) {
     if (!t->data) fail(DLK_INVALID_ARGUMENT, name, ".data is NULL, expected an address");
