@@ -180,8 +180,13 @@ class _Torch(Adapter):
         return self.torch.cuda.current_stream(device_id).cuda_stream
 
     def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:
-        where = "cpu" if device[0] in _CPU_DEVICES else f"cuda:{device[1]}"
-        return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=where)
+        torch_dtype = getattr(self.torch, dtype)
+        if device[0] in _CPU_DEVICES:
+            return self.torch.empty(shape, dtype=torch_dtype)
+        # torch knows the legacy default stream as 0 only.
+        ordered_on = self.torch.cuda.ExternalStream(0 if stream == 1 else stream, device[1])
+        with self.torch.cuda.stream(ordered_on):
+            return self.torch.empty(shape, dtype=torch_dtype, device=f"cuda:{device[1]}")
 
 
 class _CuPy(Adapter):
@@ -198,7 +203,7 @@ class _CuPy(Adapter):
         return self.cupy.cuda.get_current_stream(device_id).ptr
 
     def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:
-        with self.cupy.cuda.Device(device[1]):
+        with self.cupy.cuda.Device(device[1]), self.cupy.cuda.ExternalStream(stream):
             return self.cupy.empty(shape, numpy_dtype(dtype))
 
 

@@ -190,6 +190,25 @@ def test_edge_30_two_threads(backend, rng):
 # ---- Streams -------------------------------------------------------------------------------------
 
 
+def test_a_stream_that_the_first_array_knows_nothing_of_is_refused(monkeypatch):
+    """The first array is ordered before the legacy stream, the second on one of its own."""
+
+    class Adapter(dlkern._frameworks.Adapter):
+        name, has_stream = "streaming", True
+
+        def current_stream(self, device_id):
+            return 77
+
+    class Array(Producer):
+        __module__ = "streaming"
+
+    monkeypatch.setitem(dlkern._frameworks._ADAPTERS, "streaming", Adapter)
+    x = Producer(4096, (4,), None, "float32", (CUDA, 0))
+    out = Array(8192, (4,), None, "float32", (CUDA, 0))
+    with pytest.raises(ValueError, match="out is an array of streaming, whose current stream"):
+        dlkern.softmax(x, out=out)
+
+
 @pytest.mark.gpu
 class TestStreams:
     def test_edge_27_torch_side_stream(self, gpu):
@@ -260,6 +279,42 @@ class TestStreams:
             y = dlkern.softmax(x, stream=stream)
             torch.cuda.synchronize()
             assert torch.equal(y, expected)
+
+    def test_memory_of_torch_is_ordered_on_the_stream_given(self, gpu):
+        """Outputs and workspaces come from the pool of that stream, not of the current one.
+
+        What the current stream frees may still be read there, and what we free still be written.
+        """
+        torch = pytest.importorskip("torch")
+        x, side = torch.ones(512, 512, device="cuda"), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        y = dlkern.softmax(x, stream=side)
+        pools = {
+            segment["stream"]
+            for segment in torch.cuda.memory_snapshot()
+            if 0 <= y.data_ptr() - segment["address"] < segment["total_size"]
+        }
+        assert pools == {side.cuda_stream}
+        torch.cuda.synchronize()
+
+    def test_memory_of_cupy_is_ordered_on_the_stream_given(self, gpu):
+        cupy = pytest.importorskip("cupy")
+        streams = []
+
+        class Spy(cupy.cuda.MemoryHook):
+            name = "spy"
+
+            def malloc_preprocess(self, **_):
+                streams.append(cupy.cuda.get_current_stream().ptr)
+
+        x, side = cupy.ones((512, 512), "float32"), cupy.cuda.Stream(non_blocking=True)
+        current = cupy.cuda.get_current_stream()
+        current.synchronize()
+        with Spy():
+            dlkern.softmax(x, stream=side)
+        side.synchronize()
+        assert set(streams) == {side.ptr}
+        assert cupy.cuda.get_current_stream() == current
 
     def test_frameworks_without_common_order_are_refused(self, gpu):
         torch, cupy = pytest.importorskip("torch"), pytest.importorskip("cupy")

@@ -334,11 +334,17 @@ cdef class Call:
             self.launch.stream = current_stream(framework, device_id)
         return 0
 
+    cdef bint on_current_stream(self) except -1:
+        """The call runs where the framework's allocator orders its memory."""
+        return (not self.explicit_stream or not on_gpu(self.first_tensor)
+                or current_stream(self.framework, self.first_tensor.device.device_id)
+                == self.launch.stream)
+
     cdef int check_order(self, str name, Framework framework, const DLTensor* tensor) except -1:
         """Arrays of two frameworks on a GPU need one stream that orders both."""
         if self.explicit_stream or not on_gpu(tensor) or not on_gpu(self.first_tensor):
             return 0
-        if not framework.adapter.has_stream or not self.framework.adapter.has_stream:
+        if not framework.adapter.has_stream:
             return 0   # __dlpack__(stream=ours) has ordered it
         if current_stream(framework, tensor.device.device_id) != self.launch.stream:
             raise ValueError(
@@ -349,12 +355,15 @@ cdef class Call:
 
     cdef const DLTensor* allocate(self, str name, int ndim, const int64_t* shape,
                                   DLDataType dtype) except NULL:
-        """A new contiguous array of the first argument's framework, on its device."""
+        """A new contiguous array of the first argument's framework, on its device. Its memory is
+        ordered on the call's stream: it may have been freed there just before, and may be used
+        again there once it is freed, with kernels of ours still running."""
         cdef DLTensor prototype
         cdef DLManagedTensorVersioned* managed = NULL
         cdef void* made = NULL
         cdef Slot* slot
-        if self.framework.api != NULL and self.framework.adapter.allocates_by_api:
+        if (self.framework.api != NULL and self.framework.adapter.allocates_by_api
+                and self.on_current_stream()):
             memset(&prototype, 0, sizeof(DLTensor))
             prototype.device = self.first_tensor.device
             prototype.ndim = ndim
