@@ -156,7 +156,7 @@ class _Torch(Adapter):
         super().__init__(cls)
         import torch
 
-        self.torch = torch
+        self.torch, self.forward_ad = torch, torch.autograd.forward_ad
         if cls not in (torch.Tensor, torch.nn.Parameter):
             # A subclass (FakeTensor, DTensor, ...) need not hold the memory that its base says.
             self.check = _refuse(
@@ -171,6 +171,11 @@ class _Torch(Adapter):
                 f"{where} requires grad, and the plain functions record no gradients: pass "
                 "x.detach(), call under torch.no_grad(), or use dlkern.torch"
             )
+        if (
+            getattr(self.forward_ad, "_current_level", 0) >= 0  # inside dual_level()
+            and self.forward_ad.unpack_dual(tensor).tangent is not None
+        ):
+            raise ValueError(f"{where} carries a forward-mode tangent, which would be lost")
         if tensor.layout is not self.torch.strided:
             raise TypeError(f"{where} has layout {tensor.layout}, expected a strided tensor")
         if tensor.is_neg() or tensor.is_conj():

@@ -211,6 +211,14 @@ class TestTorch:
         with pytest.raises(ValueError, match="x requires grad"):
             dlkern.softmax(self.torch.nn.Parameter(self.torch.ones(3)))
 
+    def test_forward_mode_tangents_are_not_dropped(self):
+        forward_ad = self.torch.autograd.forward_ad
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(self.torch.ones(3), self.torch.ones(3))
+            with pytest.raises(ValueError, match="x carries a forward-mode tangent"):
+                dlkern.softmax(x)
+            dlkern.softmax(self.torch.ones(3))
+
     def test_tensors_without_plain_memory(self):
         torch = self.torch
         fake = pytest.importorskip("torch._subclasses.fake_tensor")
