@@ -56,11 +56,11 @@ def workspace(buffer: Any) -> Iterator[None]:
         Contiguous device memory of any dtype, aligned to 256 bytes. Host memory is accepted and
         ignored, since the CPU backend needs none.
     """
-    previous = _dlkern.swap_workspace(buffer)
+    previous = _dlkern.set_workspace(buffer)
     try:
         yield
     finally:
-        _dlkern.swap_workspace(previous)
+        _dlkern.restore_workspace(previous)
 
 
 def device_empty(

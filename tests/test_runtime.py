@@ -56,6 +56,34 @@ def test_workspace_block_accepts_host_memory():
         pass
 
 
+@pytest.mark.parametrize(
+    ("buffer", "error", "message"),
+    [
+        ((1, 2, 3), TypeError, "buffer is tuple, expected an array"),
+        (None, TypeError, "buffer is NoneType, expected an array"),
+        (
+            Producer(4104, (64,), None, "uint8", (CUDA, 0)),
+            ValueError,
+            "buffer is at address 0x1008",
+        ),
+    ],
+)
+def test_workspace_block_refuses_what_is_no_aligned_buffer(buffer, error, message):
+    with pytest.raises(error, match=message), dlkern.workspace(buffer):
+        pass
+
+
+def test_workspace_blocks_nest():
+    outer, inner = (Producer(address, (64,), None, "uint8", (CUDA, 0)) for address in (4096, 8192))
+    with dlkern.workspace(outer):
+        with dlkern.workspace(inner):
+            pass
+        previous = dlkern._dlkern.set_workspace(np.empty(1))
+        assert previous == (4096, 64, 0)
+        dlkern._dlkern.restore_workspace(previous)
+    assert dlkern._dlkern.set_workspace(np.empty(1)) is None
+
+
 # ---- Environment variables -----------------------------------------------------------------------
 
 

@@ -452,30 +452,41 @@ def explained(function, args, kwargs):
         _explained.plans = previous
 
 
-def swap_workspace(array):
-    """Makes `array` (or None) this thread's workspace; returns what restores the one before."""
+cdef tuple current_workspace():
+    if not dlk_workspace.is_set:
+        return None
+    return <uintptr_t>dlk_workspace.data, dlk_workspace.bytes, dlk_workspace.device
+
+
+def restore_workspace(tuple previous):
+    """Undoes set_workspace(), which returned `previous`."""
     global dlk_workspace
-    previous = ((<uintptr_t>dlk_workspace.data, dlk_workspace.bytes, dlk_workspace.device)
-                if dlk_workspace.is_set else None)
-    if array is None:
-        dlk_workspace.is_set = False
-        return previous
-    if isinstance(array, tuple):
-        address, size, device = array
+    dlk_workspace.is_set = previous is not None
+    if previous is not None:
+        address, size, device = previous
         dlk_workspace.data, dlk_workspace.bytes = <void*><uintptr_t>address, size
         dlk_workspace.device = device
-        dlk_workspace.is_set = True
-        return previous
+
+
+def set_workspace(array):
+    """Makes `array` this thread's workspace; the caller keeps it alive. Returns what
+    restore_workspace() takes."""
+    global dlk_workspace
+    previous = current_workspace()
     cdef Call call = Call("workspace", None)
     cdef const DLTensor* tensor = call.inout("buffer", array)
     cdef int64_t size_bytes = tensor.dtype.bits // 8
     cdef int64_t expected = 1
+    cdef uintptr_t address
     for i in range(tensor.ndim - 1, -1, -1):
         if tensor.strides != NULL and tensor.shape[i] > 1 and tensor.strides[i] != expected:
             raise ValueError("workspace: buffer is strided, expected a contiguous array")
         expected *= tensor.shape[i]
         size_bytes *= tensor.shape[i]
-    dlk_workspace.data = <char*>tensor.data + tensor.byte_offset
+    address = <uintptr_t>tensor.data + tensor.byte_offset
+    if on_gpu(tensor) and address % 256 != 0:
+        raise ValueError(f"workspace: buffer is at address {address:#x}, expected a multiple of 256")
+    dlk_workspace.data = <void*>address
     dlk_workspace.bytes = size_bytes
     dlk_workspace.device = tensor.device.device_id
     dlk_workspace.is_set = on_gpu(tensor)
