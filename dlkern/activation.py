@@ -103,7 +103,7 @@ _GELU = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 def _gelu_form(op: str, approximate: str) -> str:
-    if approximate not in _GELU:
+    if not isinstance(approximate, str) or approximate not in _GELU:
         raise ValueError(f"{op}: approximate is {approximate!r}, expected 'none' or 'tanh'")
     return _GELU[approximate]
 

@@ -112,7 +112,10 @@ def adamw_step(
     ----------
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
     """
-    beta1, beta2 = betas
+    try:
+        beta1, beta2 = betas
+    except (TypeError, ValueError):
+        raise ValueError(f"adamw_step: betas is {betas!r}, expected two numbers") from None
     _dlkern.adamw_step(
         param, grad, exp_avg, exp_avg_sq, lr, beta1, beta2, eps, weight_decay, step, maximize,
         stream,

@@ -165,6 +165,13 @@ def test_numpy_extension_dtypes(rng, dtype):
         assert_close(y, softmax_f64(float64(view)), dtype, "softmax")
 
 
+@pytest.mark.parametrize("dtype", ["V4", "V3", ml_dtypes.int4, ml_dtypes.float8_e4m3fnuz])
+def test_edge_25_numpy_extension_dtypes_that_nothing_takes(dtype):
+    name = np.dtype(dtype).name
+    with pytest.raises(TypeError, match=f"relu: x.dtype is {name}, which no dlkern op takes"):
+        dlkern.relu(np.zeros(3, dtype))
+
+
 def test_numpy_subclasses():
     x = np.ones((2, 3))
     assert type(dlkern.softmax(x.view(np.matrix))) is np.ndarray
@@ -246,6 +253,10 @@ class TestJax:
         y = dlkern.softmax(x)
         assert isinstance(y, self.jax.Array)
         np.testing.assert_array_equal(np.asarray(y), dlkern.softmax(np.asarray(x)))
+
+    def test_edge_25_dtype_that_nothing_takes(self):
+        with pytest.raises(TypeError, match=r"softmax: x.dtype is .*, which no dlkern op takes"):
+            dlkern.softmax(self.jax.numpy.ones(3, self.jax.numpy.float8_e4m3fnuz))
 
     def test_is_never_written(self):
         x = self.jax.numpy.ones(4)

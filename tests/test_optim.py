@@ -249,6 +249,8 @@ STEP = {"step": 1}
          ValueError, r"step.shape is \[2\], expected one element"),
         (lambda a: dlkern.adamw_step(*(a(ONES) for _ in range(4)), betas=(1, 0.9), **STEP),
          ValueError, r"beta1 is 1, expected it in \[0, 1\)"),
+        (lambda a: dlkern.adamw_step(*(a(ONES) for _ in range(4)), betas=0.9, **STEP),
+         ValueError, "adamw_step: betas is 0.9, expected two numbers"),
         (lambda a: dlkern.adamw_step(*(a(ONES) for _ in range(4)), eps=-1e-9, **STEP), ValueError,
          "eps is -1e-09"),
     ],

@@ -145,6 +145,10 @@ def test_number_of_threads_does_not_change_bits(rng, n):
 def test_number_of_threads_is_checked():
     with pytest.raises(ValueError, match="n is 0"):
         dlkern.set_num_threads(0)
+    with pytest.raises(ValueError, match="n is 1099511627776, expected an integer of 32 bits"):
+        dlkern.set_num_threads(2**40)
+    with pytest.raises(TypeError, match=r"n is 1\.5, expected an integer"):
+        dlkern.set_num_threads(1.5)
 
 
 def test_omp_num_threads_is_respected():

@@ -5,7 +5,7 @@
  *
  * A row that is all -inf gives NaN, and so does a row that holds +inf or NaN, on every backend.
  * dtypes: float64, float32, float16, bfloat16 (16-bit rows are summed in float32). Any strides.
- * y may be x itself, dx may be dy itself.
+ * y may be x itself; dx may be dy or y itself.
  */
 #ifndef DLKERN_SOFTMAX_H_
 #define DLKERN_SOFTMAX_H_

@@ -87,7 +87,7 @@ bool Call::debug() { return debug_mode() != Debug::kOff; }
 
 Call::Call(const char* op, const dlk_launch* launch) : op_(op) {
   if (launch) {
-    const dlk_launch l = read_params(launch, dlk_launch DLK_LAUNCH_INIT);
+    const dlk_launch l = read_params(launch, dlk_launch DLK_LAUNCH_INIT, "launch");
     launch_ = {l.stream, l.workspace, l.workspace_bytes, 0};
     flags_ = l.flags;
   }

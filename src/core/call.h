@@ -164,12 +164,12 @@ class Call {
 // Params as the caller gave them, on top of the defaults: a caller compiled against an older header
 // passes a shorter struct, whose missing fields keep their defaults.
 template <class Params>
-Params read_params(const Params* given, const Params& defaults) {
+Params read_params(const Params* given, const Params& defaults, const char* name = "params") {
   Params params = defaults;
   if (given) {
     if (given->struct_size < sizeof(uint32_t)) {
-      fail(DLK_INVALID_ARGUMENT, "params.struct_size is ", given->struct_size,
-           ", expected sizeof of the params struct");
+      fail(DLK_INVALID_ARGUMENT, name, ".struct_size is ", given->struct_size,
+           ", expected the size of the struct");
     }
     std::memcpy(static_cast<void*>(&params), given,
                 std::min<size_t>(given->struct_size, sizeof(Params)));

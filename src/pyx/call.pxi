@@ -65,7 +65,7 @@ cdef bint on_gpu(const DLTensor* tensor) noexcept:
 cdef uintptr_t handle_of(object stream) except? 0:
     """The native handle of a stream given as an int or as an object that holds one."""
     if isinstance(stream, int):
-        if stream < 0:
+        if not 0 <= stream < _uint64_limit:
             raise ValueError(f"stream is {stream}, expected a stream handle")
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
@@ -81,6 +81,7 @@ cdef uintptr_t handle_of(object stream) except? 0:
 
 cdef object _int32_limit = 2**31
 cdef object _int64_limit = 2**63
+cdef object _uint64_limit = 2**64
 
 
 cdef int64_t integer(Call call, str name, object value, int bits=64) except? -1:
@@ -289,6 +290,8 @@ cdef class Call:
             raise TypeError(f"{where} is {type(array).__name__}, expected an array with __dlpack__")
         if framework.numpy:
             code = framework.adapter.hidden_dtype(array)
+            if code is not None and code not in _dtype_codes:
+                raise TypeError(f"{where}.dtype is {code}, which no dlkern op takes")
             take_capsule(self.export(where, array, framework, None), where, slot)
             if code is not None:
                 slot.tensor.dtype = dtype_named(code)
@@ -382,6 +385,9 @@ cdef class Call:
                 raise_pending(f"{self.op}: {name} could not be allocated")
             self.outputs.append(array)
             return &slot.tensor
+        if dtype_name(dtype) not in _dtype_codes:
+            raise TypeError(f"{self.op}: {self.first_name}.dtype is {dtype_name(dtype)}, which no "
+                            "dlkern op takes")
         extents = tuple([shape[i] for i in range(ndim)])
         if self.framework.adapter.immutable:
             owner, address = self.framework.adapter.allocate(

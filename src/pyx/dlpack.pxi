@@ -178,6 +178,8 @@ cdef class Export:
     cdef int64_t shape[8]
 
     def __init__(self, owner, uintptr_t address, tuple shape, str dtype, tuple device):
+        if len(shape) > 8:
+            raise ValueError(f"shape has {len(shape)} dimensions, expected at most 8")
         self.owner = owner
         memset(&self.tensor, 0, sizeof(DLTensor))
         self.tensor.data = <void*>address

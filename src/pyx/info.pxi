@@ -37,8 +37,8 @@ def devices():
     return found
 
 
-def set_num_threads(int n):
-    check(dlk_set_num_threads(n))
+def set_num_threads(n):
+    check(dlk_set_num_threads(<int>integer(Call("set_num_threads", None), "n", n, 32)))
 
 
 def get_num_threads():

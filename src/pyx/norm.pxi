@@ -54,6 +54,13 @@ cdef dlk_batch_norm_params batch_params(Call call, const DLTensor* x, object lay
         real(call, "momentum", momentum))
 
 
+cdef bint wants_bias(Call call, object bias, object weight) except -1:
+    """The argument `bias` of a gradient, which says whether dbias is wanted."""
+    if bias is not None and not isinstance(bias, bool):
+        raise TypeError(f"{call.op}: bias is {type(bias).__name__}, expected True, False or None")
+    return weight is not None if bias is None else bias
+
+
 cdef const DLTensor* gradient(Call call, str name, object out, bint wanted,
                               int ndim, const int64_t* shape, DLDataType dtype) except? NULL:
     """An optional output with the dtype of its parameter; NULL, and None in the result, where it
@@ -120,7 +127,7 @@ def batch_norm_backward(dy, x, weight, mean, rstd, bint training, eps, bias, lay
     cdef dlk_batch_norm_params params = batch_params(call, tx, layout, eps)
     cdef int64_t channels = channels_of(tx, params.layout)
     cdef DLDataType dtype = tx.dtype if tweight == NULL else tweight.dtype
-    cdef bint has_bias = weight is not None if bias is None else bias
+    cdef bint has_bias = wants_bias(call, bias, weight)
     cdef const DLTensor* tdx = call.output_like("dx", out, tx)
     cdef const DLTensor* tdweight = gradient(call, "dweight", out_weight, weight is not None, 1,
                                              &channels, dtype)
@@ -177,7 +184,7 @@ def layer_norm_backward(dy, x, weight, mean, rstd, normalized_ndim, bias, out, o
         <int32_t>integer(call, "normalized_ndim", normalized_ndim, 32), 0.0)
     cdef int rows = leading_dims(tx, params.normalized_ndim)
     cdef DLDataType dtype = tx.dtype if tweight == NULL else tweight.dtype
-    cdef bint has_bias = weight is not None if bias is None else bias
+    cdef bint has_bias = wants_bias(call, bias, weight)
     cdef const DLTensor* tdx = call.output_like("dx", out, tx)
     cdef const DLTensor* tdweight = gradient(call, "dweight", out_weight, weight is not None,
                                              tx.ndim - rows, tx.shape + rows, dtype)

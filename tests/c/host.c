@@ -117,6 +117,12 @@ static void test_errors(void) {
   EXPECT(dlk_softmax_forward(&tx, &ty, &params, NULL) == DLK_INVALID_ARGUMENT);
   EXPECT(strstr(dlk_last_error(), "axis") != NULL);
 
+  params.axis = 0;
+  dlk_launch launch = DLK_LAUNCH_INIT;
+  launch.struct_size = 0;
+  EXPECT(dlk_softmax_forward(&tx, &ty, &params, &launch) == DLK_INVALID_ARGUMENT);
+  EXPECT(strstr(dlk_last_error(), "softmax: launch.struct_size is 0") != NULL);
+
   EXPECT(memcmp(before, y, sizeof y) == 0); /* a refused call writes nothing */
   EXPECT(strcmp(dlk_status_string(DLK_INVALID_ARGUMENT), "DLK_INVALID_ARGUMENT") == 0);
 }
