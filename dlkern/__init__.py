@@ -50,6 +50,7 @@ from dlkern.conv import (
 )
 from dlkern.dropout import dropout, dropout_backward
 from dlkern.elementwise import add, add_backward
+from dlkern.layout import nchw_to_nhwc, nhwc_to_nchw, permute
 from dlkern.loss import cross_entropy, cross_entropy_backward
 from dlkern.norm import (
     batch_norm,
@@ -62,6 +63,19 @@ from dlkern.norm import (
     rms_norm_backward,
 )
 from dlkern.optim import adamw_step, sgd_step
+from dlkern.pool import avg_pool, avg_pool_backward, max_pool, max_pool_backward
+from dlkern.reduce import (
+    argmax,
+    argmin,
+    max,
+    max_backward,
+    mean,
+    mean_backward,
+    min,
+    min_backward,
+    sum,
+    sum_backward,
+)
 from dlkern.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
 if TYPE_CHECKING:
@@ -77,6 +91,10 @@ __all__ = [
     "adamw_step",
     "add",
     "add_backward",
+    "argmax",
+    "argmin",
+    "avg_pool",
+    "avg_pool_backward",
     "batch_norm",
     "batch_norm_backward",
     "batch_norm_inference_backward",
@@ -108,6 +126,17 @@ __all__ = [
     "leaky_relu_backward",
     "log_softmax",
     "log_softmax_backward",
+    "max",
+    "max_backward",
+    "max_pool",
+    "max_pool_backward",
+    "mean",
+    "mean_backward",
+    "min",
+    "min_backward",
+    "nchw_to_nhwc",
+    "nhwc_to_nchw",
+    "permute",
     "pinned_empty",
     "relu",
     "relu_backward",
@@ -123,6 +152,8 @@ __all__ = [
     "softmax_backward",
     "softplus",
     "softplus_backward",
+    "sum",
+    "sum_backward",
     "tanh",
     "tanh_backward",
     "workspace",

@@ -208,3 +208,39 @@ def conv_backward_weight(
     out_bias: Any,
     stream: Any,
 ) -> Any: ...
+
+# layout.pxi
+def permute(x: Any, axes: tuple[int, ...], out: Any, stream: Any) -> Any: ...
+def move_channels(x: Any, last: bool, out: Any, stream: Any) -> Any: ...
+
+# pool.pxi
+def max_pool(
+    x: Any,
+    window: tuple[Any, ...],
+    with_indices: bool,
+    out: Any,
+    out_indices: Any,
+    stream: Any,
+) -> Any: ...
+def max_pool_backward(
+    dy: Any, indices: Any, input_shape: Any, window: tuple[Any, ...], out: Any, stream: Any
+) -> Any: ...
+def avg_pool(
+    x: Any, window: tuple[Any, ...], average: tuple[Any, ...], out: Any, stream: Any
+) -> Any: ...
+def avg_pool_backward(
+    dy: Any,
+    input_shape: Any,
+    window: tuple[Any, ...],
+    average: tuple[Any, ...],
+    out: Any,
+    stream: Any,
+) -> Any: ...
+
+# reduce.pxi
+def reduce(
+    x: Any, kind: str, axis: Any, keepdims: bool, out: Any, stream: Any
+) -> Any: ...
+def reduce_backward(
+    dy: Any, x: Any, y: Any, kind: str, shape: Any, axis: Any, out: Any, stream: Any
+) -> Any: ...

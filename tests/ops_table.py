@@ -49,6 +49,13 @@ def integers(low: int, high: int, *shape: int, dtype: str = "int64") -> Make:
     return lambda rng, _: rng.integers(low, high, shape).astype(dtype)
 
 
+def window_indices(rng: np.random.Generator, _: str) -> NDArray[Any]:
+    """A position in each window of 2 x 2 of a plane of 4 x 6, by two."""
+    rows = 2 * np.arange(2)[:, None] + rng.integers(0, 2, (2, 3, 2, 3))
+    columns = 2 * np.arange(3) + rng.integers(0, 2, (2, 3, 2, 3))
+    return rows * 6 + columns
+
+
 @dataclass(frozen=True)
 class Op:
     """How one op is called.
@@ -374,5 +381,74 @@ OPS = [
         {"out": (6, 4, 3, 3), "out_bias": (4,)},
         {"stride": (2, 1), "padding": 1, "output_padding": (1, 0), "bias": True},
         {"weight_shape": (6, 4, 3, 3)},
+    ),
+    Op("permute", {"x": normal(3, 4, 5)}, {"out": (5, 3, 4)}, {"axes": (2, 0, 1)}),
+    Op("permute", {"x": normal(40, 70)}, {"out": (70, 40)}, {"axes": (-1, 0)}, variant="tiles"),
+    Op("nchw_to_nhwc", {"x": normal(2, 3, 4, 5)}, {"out": (2, 4, 5, 3)}),
+    Op("nhwc_to_nchw", {"x": normal(2, 4, 5, 9)}, {"out": (2, 9, 4, 5)}),
+    Op(
+        "max_pool",
+        {"x": normal(2, 3, 7, 6)},
+        {"out": (2, 3, 4, 3), "out_indices": ((2, 3, 4, 3), "int64")},
+        {"kernel": 3, "stride": 2, "padding": 1, "return_indices": True},
+    ),
+    Op(
+        "max_pool",
+        {"x": normal(2, 9, 20)},
+        {"out": (2, 4, 20)},
+        {"kernel": 2, "stride": 2, "layout": "NWC"},
+        variant="NWC",
+    ),
+    Op("max_pool", {"x": normal(2, 3, 5, 6)}, {"out": (2, 3, 1, 1)}, {"kernel": None},
+       variant="global"),
+    Op(
+        "max_pool_backward",
+        {"dy": normal(2, 3, 2, 3), "indices": window_indices},
+        {"out": (2, 3, 4, 6)},
+        {"kernel": 2},
+        {"input_shape": (2, 3, 4, 6)},
+    ),
+    Op(
+        "avg_pool",
+        {"x": normal(2, 3, 7, 6)},
+        {"out": (2, 3, 4, 3)},
+        {"kernel": 3, "stride": 2, "padding": 1, "count_include_pad": False},
+    ),
+    Op(
+        "avg_pool",
+        {"x": normal(2, 3, 4, 5, 9)},
+        {"out": (2, 2, 3, 4, 9)},
+        {"kernel": 2, "stride": 1, "layout": "NDHWC"},
+        variant="NDHWC",
+    ),
+    Op("avg_pool", {"x": normal(2, 3, 5, 6)}, {"out": (2, 3, 1, 1)}, {"kernel": None},
+       variant="global"),
+    Op(
+        "avg_pool_backward",
+        {"dy": normal(2, 3, 4, 3)},
+        {"out": (2, 3, 7, 6)},
+        {"kernel": 3, "stride": 2, "padding": 1},
+        {"input_shape": (2, 3, 7, 6)},
+    ),
+    Op("sum", {"x": normal(5, 37)}, {"out": ()}),
+    Op("sum", {"x": normal(4, 9, 60)}, {"out": (4, 60)}, {"axis": 1}, variant="columns"),
+    Op("mean", {"x": normal(4, 9, 6)}, {"out": (9,)}, {"axis": (0, -1)}),
+    Op("max", {"x": normal(5, 37)}, {"out": (5,)}, {"axis": 1}),
+    Op("min", {"x": normal(5, 37)}, {"out": (1, 37)}, {"axis": 0, "keepdims": True}),
+    Op("argmax", {"x": normal(5, 37)}, {"out": ((5,), "int64")}, {"axis": -1}),
+    Op("argmin", {"x": normal(5, 37)}, {"out": ((), "int64")}),
+    Op("sum_backward", {"dy": normal(5)}, {"out": (5, 37)}, {"axis": 1}, {"shape": (5, 37)}),
+    Op("mean_backward", {"dy": normal(1, 37)}, {"out": (5, 37)}, {"axis": 0}, {"shape": (5, 37)}),
+    Op(
+        "max_backward",
+        {"dy": normal(5), "x": normal(5, 37), "y": normal(5)},
+        {"out": (5, 37)},
+        {"axis": 1},
+    ),
+    Op(
+        "min_backward",
+        {"dy": normal(1, 37), "x": normal(5, 37), "y": normal(1, 37)},
+        {"out": (5, 37)},
+        {"axis": 0},
     ),
 ]

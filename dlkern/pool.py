@@ -1,0 +1,189 @@
+"""Max and average pooling over 1, 2 or 3 spatial dimensions, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dlkern import _dlkern
+
+PerDim = int | Sequence[int]
+Padding = str | int | Sequence[int | tuple[int, int]]
+
+
+def max_pool(
+    x: Any,
+    kernel: PerDim | None,
+    *,
+    stride: PerDim | None = None,
+    padding: Padding = 0,
+    dilation: PerDim = 1,
+    ceil_mode: bool = False,
+    layout: str = "NCHW",
+    return_indices: bool = False,
+    out: Any = None,
+    out_indices: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Maximum over windows.
+
+    Padding is never the maximum. A window with a NaN gives NaN; one of all ``-inf`` gives ``-inf``.
+
+    Parameters
+    ----------
+    x : array
+        [N, C, spatial...] or [N, spatial..., C] by `layout`, any strides: float64, float32,
+        float16 or bfloat16.
+    kernel : int, tuple of int or None
+        Taps of a window, for all spatial dimensions or for each. None: the whole extent of `x`
+        (global pooling).
+    stride : int, tuple of int or None
+        Distance of two windows; None: the kernel.
+    padding : int, "same", "valid", or per dimension an int or a pair (begin, end)
+        At most half of a window's span. "same" gives ``ceil(extent / stride)`` windows, with the
+        larger half of the padding at the end.
+    dilation : int or tuple of int
+        Distance of two taps.
+    ceil_mode : bool
+        Windows that reach past the end count too, if they start inside `x` or its beginning padding.
+    layout : str
+        "NCHW" or "NHWC" for any number of spatial dimensions; also "NCW", "NWC", "NCDHW", "NDHWC".
+    return_indices : bool
+        Return the positions of the maxima too. `max_pool_backward` needs them.
+    out, out_indices : array, optional
+        Written instead of new arrays; `out_indices` (int64 or int32) implies `return_indices`.
+    stream : int or object with ``__cuda_stream__``, optional
+        The stream to run on; default: the current stream of x's framework.
+
+    Returns
+    -------
+    array, or (array, array of int64)
+        The maxima, of the dtype, framework and device of `x`; and for each the position of the first
+        maximum (the first NaN) in the spatial dimensions of `x`, counted in row-major order.
+
+    Raises
+    ------
+    ValueError
+        A window that does not fit, wrong shape or device, or an `out` that cannot be written.
+    TypeError
+        Wrong dtype, or not an array.
+    """
+    window = (kernel, stride, padding, dilation, ceil_mode, layout)
+    with_indices = return_indices or out_indices is not None
+    return _dlkern.max_pool(x, window, with_indices, out, out_indices, stream)
+
+
+def max_pool_backward(
+    dy: Any,
+    indices: Any,
+    input_shape: tuple[int, ...] | None,
+    kernel: PerDim | None,
+    *,
+    stride: PerDim | None = None,
+    padding: Padding = 0,
+    dilation: PerDim = 1,
+    ceil_mode: bool = False,
+    layout: str = "NCHW",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`max_pool` with respect to its input.
+
+    Each position receives the sum of dy over the windows whose maximum it is.
+
+    Parameters
+    ----------
+    dy : array
+        Gradient of the loss with respect to the maxima.
+    indices : array of int64 or int32
+        As :func:`max_pool` returned them.
+    input_shape : tuple of int or None
+        Shape of the forward's `x`. May be None where `out` is given.
+    kernel, stride, padding, dilation, ceil_mode, layout
+        As in the forward call.
+    out : array, optional
+        Receives dx.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`max_pool`, as are the errors.
+
+    Returns
+    -------
+    array
+        dx, of that shape and the dtype of `dy`.
+    """
+    window = (kernel, stride, padding, dilation, ceil_mode, layout)
+    return _dlkern.max_pool_backward(dy, indices, input_shape, window, out, stream)
+
+
+def avg_pool(
+    x: Any,
+    kernel: PerDim | None,
+    *,
+    stride: PerDim | None = None,
+    padding: Padding = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    layout: str = "NCHW",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Mean over windows; padding counts as zeros. 16-bit types are summed in float32.
+
+    Parameters
+    ----------
+    x, kernel, stride, padding, ceil_mode, layout, out, stream
+        As for :func:`max_pool`, as are the errors.
+    count_include_pad : bool
+        Divide by the number of taps inside `x` and its padding, else by that inside `x` alone.
+    divisor_override : int, optional
+        Divide by this instead.
+
+    Returns
+    -------
+    array
+        Dtype, framework and device of `x`.
+    """
+    window = (kernel, stride, padding, 1, ceil_mode, layout)
+    return _dlkern.avg_pool(x, window, (count_include_pad, divisor_override), out, stream)
+
+
+def avg_pool_backward(
+    dy: Any,
+    input_shape: tuple[int, ...] | None,
+    kernel: PerDim | None,
+    *,
+    stride: PerDim | None = None,
+    padding: Padding = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    layout: str = "NCHW",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`avg_pool` with respect to its input.
+
+    Each position receives the sum of dy / divisor over the windows that hold it.
+
+    Parameters
+    ----------
+    dy : array
+        Gradient of the loss with respect to the means.
+    input_shape : tuple of int or None
+        Shape of the forward's `x`. May be None where `out` is given.
+    kernel, stride, padding, ceil_mode, count_include_pad, divisor_override, layout
+        As in the forward call.
+    out : array, optional
+        Receives dx.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`max_pool`, as are the errors.
+
+    Returns
+    -------
+    array
+        dx, of that shape and the dtype of `dy`.
+    """
+    window = (kernel, stride, padding, 1, ceil_mode, layout)
+    average = (count_include_pad, divisor_override)
+    return _dlkern.avg_pool_backward(dy, input_shape, window, average, out, stream)
