@@ -137,7 +137,7 @@ class _NumPy(Adapter):
 
     def hidden_dtype(self, array: Any) -> str | None:
         """The name of a dtype that NumPy itself cannot export (those of ml_dtypes)."""
-        return array.dtype.name if array.dtype.kind == "V" and array.dtype.names is None else None
+        return array.dtype.name if array.dtype.isbuiltin == 2 else None
 
     def export(self, array: Any, stream: int | None) -> Any:
         if self.hidden_dtype(array):

@@ -67,9 +67,12 @@ def _poison(size: int, dtype: np.dtype) -> NDArray[Any]:
 
 
 def _view(base: NDArray[Any], shape: Sequence[int], strides: list[int], offset: int):
-    return np.lib.stride_tricks.as_strided(
-        base[offset:], shape, [s * base.itemsize for s in strides]
+    # As integers where the type is not NumPy's: as_strided does not know all of those.
+    items = base if _is_builtin(base.dtype) else base.view(f"u{base.itemsize}")
+    view = np.lib.stride_tricks.as_strided(
+        items[offset:], shape, [s * base.itemsize for s in strides]
     )
+    return view.view(base.dtype)
 
 
 class Backend:
