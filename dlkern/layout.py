@@ -10,7 +10,7 @@ from dlkern import _dlkern
 def permute(x: Any, axes: tuple[int, ...], *, out: Any = None, stream: Any = None) -> Any:
     """A copy of x with its axes in another order: ``x.transpose(axes)``, stored contiguously.
 
-    Its gradient is the inverse permutation of dy, and the identity makes a strided array contiguous.
+    Its gradient is the inverse permutation of dy. The identity makes a strided array contiguous.
 
     Parameters
     ----------

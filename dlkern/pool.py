@@ -45,7 +45,7 @@ def max_pool(
     dilation : int or tuple of int
         Distance of two taps.
     ceil_mode : bool
-        Windows that reach past the end count too, if they start inside `x` or its beginning padding.
+        Windows that reach past the end count too, if they start inside `x` or the padding before it.
     layout : str
         "NCHW" or "NHWC" for any number of spatial dimensions; also "NCW", "NWC", "NCDHW", "NDHWC".
     return_indices : bool
@@ -58,8 +58,8 @@ def max_pool(
     Returns
     -------
     array, or (array, array of int64)
-        The maxima, of the dtype, framework and device of `x`; and for each the position of the first
-        maximum (the first NaN) in the spatial dimensions of `x`, counted in row-major order.
+        The maxima, of the dtype, framework and device of `x`; and for each the position of the
+        first maximum (the first NaN) in the spatial dimensions of `x`, in row-major order.
 
     Raises
     ------

@@ -50,10 +50,10 @@ def integers(low: int, high: int, *shape: int, dtype: str = "int64") -> Make:
 
 
 def window_indices(rng: np.random.Generator, _: str) -> NDArray[Any]:
-    """A position in each window of 2 x 2 of a plane of 4 x 6, by two."""
+    """A position in each window of 2 x 2 of a plane of 5 x 7."""
     rows = 2 * np.arange(2)[:, None] + rng.integers(0, 2, (2, 3, 2, 3))
     columns = 2 * np.arange(3) + rng.integers(0, 2, (2, 3, 2, 3))
-    return rows * 6 + columns
+    return rows * 7 + columns
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ class Op:
         Arrays that are updated in place.
     any_rank : tuple of str
         Arrays that may have a further leading axis, whatever the others look like.
+    free_axes : mapping
+        Array -> its axes whose extent nothing else decides.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Op:
     needed_without_out: Mapping[str, Any] = field(default_factory=dict)
     inout: tuple[str, ...] = ()
     any_rank: tuple[str, ...] = ()
+    free_axes: Mapping[str, Any] = field(default_factory=dict)
     variant: str = ""
 
     def __str__(self) -> str:
@@ -388,7 +391,7 @@ OPS = [
     Op("nhwc_to_nchw", {"x": normal(2, 4, 5, 9)}, {"out": (2, 9, 4, 5)}),
     Op(
         "max_pool",
-        {"x": normal(2, 3, 7, 6)},
+        {"x": normal(2, 3, 8, 6)},
         {"out": (2, 3, 4, 3), "out_indices": ((2, 3, 4, 3), "int64")},
         {"kernel": 3, "stride": 2, "padding": 1, "return_indices": True},
     ),
@@ -399,18 +402,24 @@ OPS = [
         {"kernel": 2, "stride": 2, "layout": "NWC"},
         variant="NWC",
     ),
-    Op("max_pool", {"x": normal(2, 3, 5, 6)}, {"out": (2, 3, 1, 1)}, {"kernel": None},
-       variant="global"),
+    Op(
+        "max_pool",
+        {"x": normal(2, 3, 5, 6)},
+        {"out": (2, 3, 1, 1)},
+        {"kernel": None},
+        free_axes={"x": (2, 3)},
+        variant="global",
+    ),
     Op(
         "max_pool_backward",
         {"dy": normal(2, 3, 2, 3), "indices": window_indices},
-        {"out": (2, 3, 4, 6)},
+        {"out": (2, 3, 5, 7)},
         {"kernel": 2},
-        {"input_shape": (2, 3, 4, 6)},
+        {"input_shape": (2, 3, 5, 7)},
     ),
     Op(
         "avg_pool",
-        {"x": normal(2, 3, 7, 6)},
+        {"x": normal(2, 3, 8, 6)},
         {"out": (2, 3, 4, 3)},
         {"kernel": 3, "stride": 2, "padding": 1, "count_include_pad": False},
     ),
@@ -421,24 +430,75 @@ OPS = [
         {"kernel": 2, "stride": 1, "layout": "NDHWC"},
         variant="NDHWC",
     ),
-    Op("avg_pool", {"x": normal(2, 3, 5, 6)}, {"out": (2, 3, 1, 1)}, {"kernel": None},
-       variant="global"),
+    Op(
+        "avg_pool",
+        {"x": normal(2, 3, 5, 6)},
+        {"out": (2, 3, 1, 1)},
+        {"kernel": None},
+        free_axes={"x": (2, 3)},
+        variant="global",
+    ),
     Op(
         "avg_pool_backward",
         {"dy": normal(2, 3, 4, 3)},
-        {"out": (2, 3, 7, 6)},
+        {"out": (2, 3, 8, 6)},
         {"kernel": 3, "stride": 2, "padding": 1},
-        {"input_shape": (2, 3, 7, 6)},
+        {"input_shape": (2, 3, 8, 6)},
     ),
-    Op("sum", {"x": normal(5, 37)}, {"out": ()}),
-    Op("sum", {"x": normal(4, 9, 60)}, {"out": (4, 60)}, {"axis": 1}, variant="columns"),
-    Op("mean", {"x": normal(4, 9, 6)}, {"out": (9,)}, {"axis": (0, -1)}),
-    Op("max", {"x": normal(5, 37)}, {"out": (5,)}, {"axis": 1}),
-    Op("min", {"x": normal(5, 37)}, {"out": (1, 37)}, {"axis": 0, "keepdims": True}),
-    Op("argmax", {"x": normal(5, 37)}, {"out": ((5,), "int64")}, {"axis": -1}),
-    Op("argmin", {"x": normal(5, 37)}, {"out": ((), "int64")}),
-    Op("sum_backward", {"dy": normal(5)}, {"out": (5, 37)}, {"axis": 1}, {"shape": (5, 37)}),
-    Op("mean_backward", {"dy": normal(1, 37)}, {"out": (5, 37)}, {"axis": 0}, {"shape": (5, 37)}),
+    Op("sum", {"x": normal(5, 37)}, {"out": ()}, any_rank=("x",), free_axes={"x": (0, 1)}),
+    Op(
+        "sum",
+        {"x": normal(4, 9, 60)},
+        {"out": (4, 60)},
+        {"axis": 1},
+        free_axes={"x": (1,)},
+        variant="columns",
+    ),
+    Op(
+        "mean",
+        {"x": normal(4, 9, 6)},
+        {"out": (9,)},
+        {"axis": (0, -1)},
+        free_axes={"x": (0, 2)},
+    ),
+    Op("max", {"x": normal(5, 37)}, {"out": (5,)}, {"axis": 1}, free_axes={"x": (1,)}),
+    Op(
+        "min",
+        {"x": normal(5, 37)},
+        {"out": (1, 37)},
+        {"axis": 0, "keepdims": True},
+        free_axes={"x": (0,)},
+    ),
+    Op(
+        "argmax",
+        {"x": normal(5, 37)},
+        {"out": ((5,), "int64")},
+        {"axis": -1},
+        free_axes={"x": (1,)},
+    ),
+    Op(
+        "argmin",
+        {"x": normal(5, 37)},
+        {"out": ((), "int64")},
+        any_rank=("x",),
+        free_axes={"x": (0, 1)},
+    ),
+    Op(
+        "sum_backward",
+        {"dy": normal(5)},
+        {"out": (5, 37)},
+        {"axis": 1},
+        {"shape": (5, 37)},
+        free_axes={"out": (1,)},
+    ),
+    Op(
+        "mean_backward",
+        {"dy": normal(1, 37)},
+        {"out": (5, 37)},
+        {"axis": 0},
+        {"shape": (5, 37)},
+        free_axes={"out": (0,)},
+    ),
     Op(
         "max_backward",
         {"dy": normal(5), "x": normal(5, 37), "y": normal(5)},

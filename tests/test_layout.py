@@ -18,7 +18,7 @@ DTYPES = (
 def values(rng, shape, dtype):
     """Any bytes: NaN payloads must pass too."""
     dtype = numpy_dtype(dtype)
-    if dtype == bool:
+    if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
     count = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer(rng.bytes(count), dtype).reshape(shape)

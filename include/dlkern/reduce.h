@@ -10,7 +10,7 @@
  *     sum, mean          y has x's dtype, or float32 for a 16-bit x; int64 for int32 and int64
  *     max, min           y has x's dtype, or float32 for a 16-bit x
  *     argmax, argmin     y is int64 or int32
- * 16-bit values are summed in float32, integers in int64 (modulo 2^64). Sums are taken in blocks and
+ * 16-bit values are summed in float32, integers in int64. Sums are taken in blocks and
  * the block sums in pairs: the rounding error grows like the logarithm of the number of elements.
  *
  * NaN is larger and smaller than any number: max and min return it, argmax and argmin the index of
