@@ -45,7 +45,7 @@ def max_pool(
     dilation : int or tuple of int
         Distance of two taps.
     ceil_mode : bool
-        Windows that reach past the end count too, if they start inside `x` or the padding before it.
+        Windows that reach past the end count too, if they start before the end of `x`.
     layout : str
         "NCHW" or "NHWC" for any number of spatial dimensions; also "NCW", "NWC", "NCDHW", "NDHWC".
     return_indices : bool
