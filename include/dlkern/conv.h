@@ -14,7 +14,8 @@
  *
  * dtypes: float64, float32, float16, bfloat16, the same for all tensors of a call; 16-bit products
  * are summed in float32. Any strides. Outputs overlap no input. Empty batches and channels are
- * valid: a sum over nothing is the bias, or zero.
+ * valid: a sum over nothing is the bias, or zero. Where a weight is NaN or infinite, results whose
+ * taps reach outside x may be NaN there.
  */
 #ifndef DLKERN_CONV_H_
 #define DLKERN_CONV_H_

@@ -35,12 +35,21 @@ bool has_unit_stride(const ConvGeometry& g) {
   return g.window[0].stride == 1 && g.window[1].stride == 1 && g.window[2].stride == 1;
 }
 
+template <class Problem>
+const char* direct_declines(const Problem& p) {
+  return conv_direct_declines(p);
+}
+
 constexpr Impl<ConvForward> kForward[] = {
+    {"cpu_direct", direct_declines, nullptr,
+     [](const ConvForward& p, const Launch&) { conv_direct(p, false); }},
     {"cpu_gemm", supports_all, nullptr,
      [](const ConvForward& p, const Launch&) { conv_gemm_forward(p); }},
 };
 
 constexpr Impl<ConvBackwardInput> kBackwardInput[] = {
+    {"cpu_direct", direct_declines, nullptr,
+     [](const ConvBackwardInput& p, const Launch&) { conv_direct(p, true); }},
     {"cpu_reversed_gemm",
      [](const ConvBackwardInput& p) -> const char* {
        const ConvGeometry& g = p.geometry;
@@ -58,6 +67,11 @@ constexpr Impl<ConvBackwardInput> kBackwardInput[] = {
 };
 
 constexpr Impl<ConvBackwardWeight> kBackwardWeight[] = {
+    {"cpu_direct", direct_declines, nullptr,
+     [](const ConvBackwardWeight& p, const Launch&) {
+       if (p.w.numel() > 0) conv_direct_backward_weight(p);
+       if (p.bias) conv_bias_gradient(p);
+     }},
     {"cpu_gemm", supports_all, nullptr,
      [](const ConvBackwardWeight& p, const Launch&) {
        if (p.w.numel() > 0) conv_gemm_backward_weight(p);

@@ -10,6 +10,12 @@ void conv_gemm_forward(const ConvProblem& p);
 void conv_gemm_backward_input(const ConvProblem& p);
 void conv_gemm_backward_weight(const ConvProblem& p);
 
+// Groups of a few channels, tap by tap. inverse: x from y, else y from x. conv_direct_declines: why
+// not, or nullptr.
+const char* conv_direct_declines(const ConvProblem& p);
+void conv_direct(const ConvProblem& p, bool inverse);
+void conv_direct_backward_weight(const ConvProblem& p);
+
 // backward_weight: p.bias = the gradient summed over batch and positions.
 void conv_bias_gradient(const ConvProblem& p);
 
