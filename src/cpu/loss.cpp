@@ -1,16 +1,20 @@
-// Cross entropy on the CPU: rows in parallel, each in a buffer of its accumulation type (rows along
-// a strided axis are gathered into it). Losses of the rows are kept and summed in an order that
-// depends on their number alone. All labels are checked before anything is written.
+// Cross entropy on the CPU. All labels are checked before anything is written. Rows go in parallel:
+// long contiguous ones one at a time, vectorised over the classes; short or strided ones in tiles of
+// neighbouring rows, vectorised over the rows. Losses of the rows are kept and summed in an order
+// that depends on their number alone.
 #include "ops/loss.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "core/index.h"
 #include "core/mixed.h"
+#include "cpu/prims/blocks.h"
 #include "cpu/prims/convert.h"
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/reduce.h"
+#include "cpu/prims/spans.h"
 #include "cpu/prims/vmath.h"
 
 namespace dlkern {
@@ -54,81 +58,260 @@ struct Weights {
   }
 };
 
+// What both directions know of the rows.
 template <class T>
-void forward(const CrossEntropyForward& p) {
+struct Rows {
   using Acc = Accumulator<T>;
-  const std::vector<int64_t> labels = checked_labels(p);
-  const Weights<T> weights(p);
-  const auto rows = make_index<1>({&p.logits}, ~(1u << p.axis));
-  const int64_t n = p.classes(), stride = p.logits.strides[p.axis];
-  const Acc smoothing = static_cast<Acc>(p.smoothing), share = smoothing / n;
-  std::vector<Acc> loss(p.rows());
+  std::vector<int64_t> labels;
+  Weights<T> weights;
+  int64_t classes, ignore_index;
+  Acc smoothing, share;
+
+  explicit Rows(const CrossEntropy& p)
+      : labels(checked_labels(p)),
+        weights(p),
+        classes(p.classes()),
+        ignore_index(p.ignore_index),
+        smoothing(static_cast<Acc>(p.smoothing)),
+        share(static_cast<Acc>(p.smoothing) / classes) {}
+  bool ignored(int64_t row) const { return labels[row] == ignore_index; }
+  // Weight of the label's own term.
+  Acc hit(int64_t row) const { return (1 - smoothing) * weights.of_class[labels[row]]; }
+};
+
+// Whether rows are taken in tiles. The number of rows must not matter: a row's bits depend on this.
+bool in_tiles(const CrossEntropy& p) { return p.logits.strides[p.axis] != 1 || p.classes() < 64; }
+
+template <int N>
+Blocks<N> tiles_of(const StridedIndex<N>& rows, int64_t classes) {
+  return Blocks<N>(rows, std::clamp<int64_t>(16384 / (classes + 1), 16, 256));
+}
+
+// n rows of logits as [classes][n], and their maxima.
+template <class Acc>
+struct Tile {
+  int64_t n;
+  std::vector<Acc> buffer, max, work;
+  std::vector<const Acc*> of_class;
+
+  Tile(int64_t classes, int64_t size)
+      : buffer(classes * size), max(size), work(3 * size), of_class(classes) {}
+
+  template <class T>
+  void load(const T* x, int64_t class_stride, int64_t row_stride, int64_t count) {
+    n = count;
+    std::fill_n(max.data(), n, -std::numeric_limits<Acc>::infinity());
+    for (size_t c = 0; c < of_class.size(); ++c) {
+      const Acc* v = of_class[c] = read_span(x + c * class_stride, row_stride, n, &buffer[c * n]);
+      Acc* m = max.data();
+      DLK_SIMD
+      for (int64_t r = 0; r < n; ++r) m[r] = v[r] > m[r] || v[r] != v[r] ? v[r] : m[r];
+    }
+  }
+  // sum_r = sum of term(c, x, max of the row) over the classes, in blocks, as sum_of does. Returns
+  // work space `slot` of three.
+  template <class Term>
+  Acc* sum(int slot, Term&& term) {
+    constexpr int64_t kBlock = 32;
+    const int64_t classes = of_class.size();
+    Acc *total = &work[slot * max.size()], *part = &work[2 * max.size()];
+    const Acc* m = max.data();
+    std::fill_n(total, n, Acc(0));
+    for (int64_t begin = 0; begin < classes; begin += kBlock) {
+      std::fill_n(part, n, Acc(0));
+      for (int64_t c = begin; c < std::min(begin + kBlock, classes); ++c) {
+        const Acc* v = of_class[c];
+        DLK_SIMD
+        for (int64_t r = 0; r < n; ++r) part[r] += term(c, v[r], m[r]);
+      }
+      for (int64_t r = 0; r < n; ++r) total[r] += part[r];
+    }
+    return total;
+  }
+  Acc* sum_exp(int slot) {
+    return sum(slot, [](int64_t, Acc x, Acc m) { return exp_fast(x - m); });
+  }
+};
+
+template <class T>
+void losses_of_rows(const CrossEntropyForward& p, const Rows<T>& rows, Accumulator<T>* loss) {
+  using Acc = Accumulator<T>;
+  const auto index = make_index<1>({&p.logits}, ~(1u << p.axis));
+  const int64_t n = rows.classes;
+  const Acc* w = rows.weights.of_class.data();
   parallel_for(p.rows(), kGrain / (n + 1), [&](int64_t begin, int64_t end) {
-    std::vector<Acc> buffer(n);
-    const Acc* w = weights.of_class.data();
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t label = labels[row];
-      if (label == p.ignore_index) continue;
+      if (rows.ignored(row)) continue;
       int64_t at[1];
-      rows.offsets(row, at);
-      const Acc* x = read_span(p.logits.as<const T>() + at[0], stride, n, buffer.data());
+      index.offsets(row, at);
+      std::vector<Acc> buffer(std::is_same_v<T, Acc> ? 0 : n);
+      const Acc* x = read_span(p.logits.as<const T>() + at[0], 1, n, buffer.data());
       const Acc m = max_of(x, n);
       const Acc log_sum = std::log(sum_of<Acc>(n, [&](int64_t i) { return exp_fast(x[i] - m); }));
-      loss[row] = (1 - smoothing) * w[label] * (log_sum - (x[label] - m));
-      if (smoothing != 0) {
-        loss[row] +=
-            share * sum_of<Acc>(n, [&](int64_t i) { return w[i] * (log_sum - (x[i] - m)); });
+      loss[row] = rows.hit(row) * (log_sum - (x[rows.labels[row]] - m));
+      if (rows.smoothing != 0) {
+        const auto term = [&](int64_t i) { return w[i] * (log_sum - (x[i] - m)); };
+        loss[row] += rows.share * sum_of<Acc>(n, term);
       }
     }
   });
+}
+
+template <class T>
+void losses_of_tiles(const CrossEntropyForward& p, const Rows<T>& rows, Accumulator<T>* loss) {
+  using Acc = Accumulator<T>;
+  const int64_t n = rows.classes;
+  const auto tiles = tiles_of(make_index<1>({&p.logits}, ~(1u << p.axis)), n);
+  const Acc* w = rows.weights.of_class.data();
+  parallel_for(tiles.count(), kGrain / ((n + 1) * tiles.size()), [&](int64_t begin, int64_t end) {
+    Tile<Acc> tile(n, tiles.size());
+    for (int64_t i = begin; i < end; ++i) {
+      const auto block = tiles[i];
+      tile.load(p.logits.as<const T>() + block.at[0], p.logits.strides[p.axis], tiles.stride(0),
+                block.n);
+      Acc* log_sum = tile.sum_exp(0);
+      for (int64_t r = 0; r < block.n; ++r) log_sum[r] = std::log(log_sum[r]);
+      for (int64_t r = 0; r < block.n; ++r) {
+        const int64_t row = block.first + r;
+        if (rows.ignored(row)) continue;
+        const Acc x = tile.of_class[rows.labels[row]][r];
+        loss[row] = rows.hit(row) * (log_sum[r] - (x - tile.max[r]));
+      }
+      if (rows.smoothing == 0) continue;
+      // sum_c w_c (log_sum - (x_c - max)), the two parts apart.
+      const Acc* all = tile.sum(1, [&](int64_t c, Acc x, Acc m) { return w[c] * (x - m); });
+      for (int64_t r = 0; r < block.n; ++r) {
+        const int64_t row = block.first + r;
+        if (rows.ignored(row)) continue;
+        loss[row] += rows.share * (rows.weights.all * log_sum[r] - all[r]);
+      }
+    }
+  });
+}
+
+template <class T>
+void forward(const CrossEntropyForward& p) {
+  using Acc = Accumulator<T>;
+  const Rows<T> rows(p);
+  std::vector<Acc> loss(p.rows());
+  if (in_tiles(p)) {
+    losses_of_tiles<T>(p, rows, loss.data());
+  } else {
+    losses_of_rows<T>(p, rows, loss.data());
+  }
   const MixedView<T> out(p.loss);
   if (p.reduction == DLK_REDUCTION_NONE) {
     for (int64_t row = 0; row < p.rows(); ++row) out.store(row, loss[row]);
     return;
   }
   const Acc sum = sum_of<Acc>(p.rows(), [&](int64_t i) { return loss[i]; });
-  out.store(0, p.reduction == DLK_REDUCTION_SUM ? sum : sum / weights.total(p, labels));
+  out.store(0, p.reduction == DLK_REDUCTION_SUM ? sum : sum / rows.weights.total(p, rows.labels));
+}
+
+// Gradients of the rows with respect to their losses.
+template <class T>
+struct Upstream {
+  using Acc = Accumulator<T>;
+  MixedView<T> dloss;
+  bool per_row;
+  Acc over;
+
+  Upstream(const CrossEntropyBackward& p, const Rows<T>& rows)
+      : dloss(p.dloss),
+        per_row(p.reduction == DLK_REDUCTION_NONE),
+        over(p.reduction == DLK_REDUCTION_MEAN ? rows.weights.total(p, rows.labels) : Acc(1)) {}
+  Acc operator()(int64_t row) const { return dloss.load(per_row ? row : 0) / over; }
+};
+
+template <class T>
+void gradients_of_rows(const CrossEntropyBackward& p, const Rows<T>& rows) {
+  using Acc = Accumulator<T>;
+  const auto index = make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis));
+  const int64_t n = rows.classes, stride = p.dlogits.strides[p.axis];
+  const Upstream<T> upstream(p, rows);
+  const Acc* w = rows.weights.of_class.data();
+  parallel_for(p.rows(), kGrain / (n + 1), [&](int64_t begin, int64_t end) {
+    std::vector<Acc> buffer(n);
+    for (int64_t row = begin; row < end; ++row) {
+      int64_t at[2];
+      index.offsets(row, at);
+      T* dst = p.dlogits.as<T>() + at[1];
+      Acc* out = begin_span(dst, stride, buffer.data());
+      if (rows.ignored(row)) {
+        std::fill_n(out, n, Acc(0));
+      } else {
+        const Acc* x = read_span(p.logits.as<const T>() + at[0], 1, n, buffer.data());
+        const Acc m = max_of(x, n);
+        DLK_SIMD
+        for (int64_t i = 0; i < n; ++i) out[i] = exp_fast(x[i] - m);
+        const Acc sum = sum_of<Acc>(n, [&](int64_t i) { return out[i]; });
+        const Acc scale = upstream(row), hit = rows.hit(row), spread = scale * rows.share;
+        const Acc factor = scale * (hit + rows.share * rows.weights.all) / sum;
+        if (rows.smoothing == 0) {
+          for (int64_t i = 0; i < n; ++i) out[i] *= factor;
+        } else {
+          DLK_SIMD
+          for (int64_t i = 0; i < n; ++i) out[i] = out[i] * factor - spread * w[i];
+        }
+        out[rows.labels[row]] -= scale * hit;
+      }
+      finish_span(out, dst, stride, n);
+    }
+  });
+}
+
+template <class T>
+void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows) {
+  using Acc = Accumulator<T>;
+  const int64_t n = rows.classes, stride = p.dlogits.strides[p.axis];
+  const auto tiles = tiles_of(make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis)), n);
+  const Upstream<T> upstream(p, rows);
+  const Acc* w = rows.weights.of_class.data();
+  parallel_for(tiles.count(), kGrain / ((n + 1) * tiles.size()), [&](int64_t begin, int64_t end) {
+    Tile<Acc> tile(n, tiles.size());
+    std::vector<Acc> scratch(tiles.size()), spread(tiles.size()), hit(tiles.size());
+    std::vector<int32_t> label(tiles.size());  // -1: ignored
+    for (int64_t i = begin; i < end; ++i) {
+      const auto block = tiles[i];
+      tile.load(p.logits.as<const T>() + block.at[0], p.logits.strides[p.axis], tiles.stride(0),
+                block.n);
+      Acc* factor = tile.sum_exp(0);
+      for (int64_t r = 0; r < block.n; ++r) {
+        const int64_t row = block.first + r;
+        label[r] = rows.ignored(row) ? -1 : static_cast<int32_t>(rows.labels[row]);
+        const Acc scale = label[r] < 0 ? Acc(0) : upstream(row);
+        const Acc own = label[r] < 0 ? Acc(0) : rows.hit(row);
+        factor[r] = scale * (own + rows.share * rows.weights.all) / factor[r];
+        spread[r] = scale * rows.share;
+        hit[r] = scale * own;
+      }
+      const Acc *m = tile.max.data(), *s = spread.data(), *h = hit.data();
+      const int32_t* t = label.data();
+      for (int64_t c = 0; c < n; ++c) {
+        const Acc* x = tile.of_class[c];
+        T* dst = p.dlogits.as<T>() + block.at[1] + c * stride;
+        Acc* out = begin_span(dst, tiles.stride(1), scratch.data());
+        const Acc weight = w[c];
+        DLK_SIMD
+        for (int64_t r = 0; r < block.n; ++r) {
+          const Acc own = t[r] == c ? h[r] : Acc(0);
+          const Acc v = exp_fast(x[r] - m[r]) * factor[r] - s[r] * weight - own;
+          out[r] = t[r] < 0 ? Acc(0) : v;
+        }
+        finish_span(out, dst, tiles.stride(1), block.n);
+      }
+    }
+  });
 }
 
 template <class T>
 void backward(const CrossEntropyBackward& p) {
-  using Acc = Accumulator<T>;
-  const std::vector<int64_t> labels = checked_labels(p);
-  const Weights<T> weights(p);
-  const auto rows = make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis));
-  const int64_t n = p.classes();
-  const int64_t stride = p.logits.strides[p.axis], out_stride = p.dlogits.strides[p.axis];
-  const Acc smoothing = static_cast<Acc>(p.smoothing), share = smoothing / n;
-  const MixedView<T> dloss(p.dloss);
-  const bool per_row = p.reduction == DLK_REDUCTION_NONE;
-  const Acc over = p.reduction == DLK_REDUCTION_MEAN ? weights.total(p, labels) : Acc(1);
-  parallel_for(p.rows(), kGrain / (n + 1), [&](int64_t begin, int64_t end) {
-    std::vector<Acc> buffer(n);
-    Acc* x = buffer.data();
-    const Acc* w = weights.of_class.data();
-    for (int64_t row = begin; row < end; ++row) {
-      int64_t at[2];
-      rows.offsets(row, at);
-      const int64_t label = labels[row];
-      if (label == p.ignore_index) {
-        std::fill_n(x, n, Acc(0));
-      } else {
-        load_span(p.logits.as<const T>() + at[0], stride, n, x);
-        const Acc scale = dloss.load(per_row ? row : 0) / over;
-        const Acc m = max_of(x, n);
-        for (int64_t i = 0; i < n; ++i) x[i] = exp_fast(x[i] - m);
-        const Acc sum = sum_of<Acc>(n, [&](int64_t i) { return x[i]; });
-        const Acc hit = (1 - smoothing) * w[label];
-        const Acc factor = scale * (hit + share * weights.all) / sum;
-        for (int64_t i = 0; i < n; ++i) x[i] *= factor;
-        if (smoothing != 0) {
-          for (int64_t i = 0; i < n; ++i) x[i] -= scale * share * w[i];
-        }
-        x[label] -= scale * hit;
-      }
-      store_span(x, p.dlogits.as<T>() + at[1], out_stride, n);
-    }
-  });
+  const Rows<T> rows(p);
+  if (in_tiles(p)) {
+    gradients_of_tiles<T>(p, rows);
+  } else {
+    gradients_of_rows<T>(p, rows);
+  }
 }
 
 constexpr Impl<CrossEntropyForward> kForward[] = {

@@ -11,6 +11,7 @@
 #include "cpu/prims/convert.h"
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/reduce.h"
+#include "cpu/prims/spans.h"
 #include "ops/norm.h"
 
 namespace dlkern {
@@ -29,21 +30,30 @@ struct Row {
     inner = index.ndim ? index.shape[index.ndim - 1] : 1;
     stride = index.ndim ? index.stride[0][index.ndim - 1] : 1;
   }
+  bool is_span() const { return index.ndim <= 1; }
   template <class F>
-  void for_runs(F&& f) const {
+  void for_spans(F&& f) const {
     for (int64_t i = 0; i < index.numel; i += inner) {
       int64_t at[1];
       index.offsets(i, at);
       f(i, at[0]);
     }
   }
+  // read_span, begin_span and finish_span for a row.
   template <class T, class Acc>
-  void load(const T* src, Acc* dst) const {
-    for_runs([&](int64_t i, int64_t at) { load_span(src + at, stride, inner, dst + i); });
+  const Acc* read(const T* src, Acc* buffer) const {
+    if (is_span()) return read_span(src, stride, inner, buffer);
+    for_spans([&](int64_t i, int64_t at) { load_span(src + at, stride, inner, buffer + i); });
+    return buffer;
   }
   template <class T, class Acc>
-  void store(const Acc* src, T* dst) const {
-    for_runs([&](int64_t i, int64_t at) { store_span(src + i, dst + at, stride, inner); });
+  Acc* begin(T* dst, Acc* buffer) const {
+    return is_span() ? begin_span(dst, stride, buffer) : buffer;
+  }
+  template <class T, class Acc>
+  void finish(const Acc* computed, T* dst) const {
+    if (is_span()) return finish_span(computed, dst, stride, inner);
+    for_spans([&](int64_t i, int64_t at) { store_span(computed + i, dst + at, stride, inner); });
   }
 };
 
@@ -66,23 +76,29 @@ void forward(const RowNormForward& p) {
   const std::vector<Acc> weight = values_of<T>(p.weight, n, 1), bias = values_of<T>(p.bias, n, 0);
   parallel_for(rows.numel, kGrain / (n + 1), [&](int64_t begin, int64_t end) {
     std::vector<Acc> buffer(n);
-    Acc* v = buffer.data();
     const Acc *w = weight.data(), *b = bias.data();
     for (int64_t row = begin; row < end; ++row) {
       int64_t at[2];
       rows.offsets(row, at);
-      x.load(p.x.as<const T>() + at[0], v);
+      const Acc* v = x.read(p.x.as<const T>() + at[0], buffer.data());
+      T* dst = p.y.as<T>() + at[1];
+      Acc* out = y.begin(dst, buffer.data());
       // The mean in two parts, center + rest, so that its rounding does not show in x - mean.
-      Acc center = 0, rest = 0;
-      if (!p.rms) {
+      Acc center = 0, rest = 0, variance;
+      if (p.rms) {
+        variance = sum_of<Acc>(n, [&](int64_t i) { return v[i] * v[i]; }) / n;
+      } else {
         center = sum_of<Acc>(n, [&](int64_t i) { return v[i]; }) / n;
-        for (int64_t i = 0; i < n; ++i) v[i] -= center;
-        rest = sum_of<Acc>(n, [&](int64_t i) { return v[i]; }) / n;
+        rest = sum_of<Acc>(n, [&](int64_t i) { return v[i] - center; }) / n;
+        variance =
+            sum_of<Acc>(n, [&](int64_t i) { return (v[i] - center) * (v[i] - center); }) / n -
+            rest * rest;
+        if (variance < 0) variance = 0;  // by rounding
       }
-      const Acc squares = sum_of<Acc>(n, [&](int64_t i) { return (v[i] - rest) * (v[i] - rest); });
-      const Acc scale = 1 / std::sqrt(squares / n + static_cast<Acc>(p.eps));
-      for (int64_t i = 0; i < n; ++i) v[i] = (v[i] - rest) * scale * w[i] + b[i];
-      y.store(v, p.y.as<T>() + at[1]);
+      const Acc scale = 1 / std::sqrt(variance + static_cast<Acc>(p.eps));
+      DLK_SIMD
+      for (int64_t i = 0; i < n; ++i) out[i] = (v[i] - center - rest) * scale * w[i] + b[i];
+      y.finish(out, dst);
       if (mean) mean.store(row, center + rest);
       if (rstd) rstd.store(row, scale);
     }
@@ -127,29 +143,32 @@ void backward(const RowNormBackward& p) {
   std::vector<Acc> dweight(p.dweight ? blocks.count * n : 0), dbias(p.dbias ? blocks.count * n : 0);
   parallel_for(blocks.count, kGrain / (n * blocks.size + 1), [&](int64_t first, int64_t last) {
     std::vector<Acc> buffer(2 * n);
-    Acc *g = buffer.data(), *xhat = g + n;
     const Acc* w = weight.data();
     for (int64_t row = first * blocks.size; row < std::min(last * blocks.size, blocks.rows);
          ++row) {
       int64_t at[3];
       rows.offsets(row, at);
-      dy.load(p.dy.as<const T>() + at[0], g);
-      x.load(p.x.as<const T>() + at[1], xhat);
+      const Acc* g = dy.read(p.dy.as<const T>() + at[0], buffer.data());
+      const Acc* v = x.read(p.x.as<const T>() + at[1], buffer.data() + n);
+      T* dst = p.dx.as<T>() + at[2];
+      Acc* out = dx.begin(dst, buffer.data());
       const Acc center = mean.load_or(row, 0), scale = rstd.load(row);
-      for (int64_t i = 0; i < n; ++i) xhat[i] = (xhat[i] - center) * scale;
+      const auto xhat = [&](int64_t i) { return (v[i] - center) * scale; };
+      const Acc along = sum_of<Acc>(n, [&](int64_t i) { return g[i] * w[i] * xhat(i); }) / n;
+      const Acc shift = p.rms ? Acc(0) : sum_of<Acc>(n, [&](int64_t i) { return g[i] * w[i]; }) / n;
       if (p.dweight) {
         Acc* sum = &dweight[row / blocks.size * n];
-        for (int64_t i = 0; i < n; ++i) sum[i] += g[i] * xhat[i];
+        DLK_SIMD
+        for (int64_t i = 0; i < n; ++i) sum[i] += g[i] * xhat(i);
       }
       if (p.dbias) {
         Acc* sum = &dbias[row / blocks.size * n];
+        DLK_SIMD
         for (int64_t i = 0; i < n; ++i) sum[i] += g[i];
       }
-      for (int64_t i = 0; i < n; ++i) g[i] *= w[i];
-      const Acc along = sum_of<Acc>(n, [&](int64_t i) { return g[i] * xhat[i]; }) / n;
-      const Acc shift = p.rms ? Acc(0) : sum_of<Acc>(n, [&](int64_t i) { return g[i]; }) / n;
-      for (int64_t i = 0; i < n; ++i) g[i] = scale * (g[i] - shift - xhat[i] * along);
-      dx.store(g, p.dx.as<T>() + at[2]);
+      DLK_SIMD
+      for (int64_t i = 0; i < n; ++i) out[i] = scale * (g[i] * w[i] - shift - xhat(i) * along);
+      dx.finish(out, dst);
     }
   });
   add_blocks<T>(dweight, blocks.count, n, p.dweight);

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "core/float16.h"
 
 namespace dlkern::cpu {
@@ -33,6 +37,19 @@ inline void load_span(const T* src, int64_t stride, int64_t n, Acc* dst) {
   for (; i < n; ++i) dst[i] = static_cast<Acc>(src[i * stride]);
 }
 
+#if defined(__AVX2__)
+// BFloat16(float) for eight floats, each result in the lower half of 32 bits.
+inline __m256i round_to_bfloat16(const float* src) {
+  const __m256 v = _mm256_loadu_ps(src);
+  const __m256i u = _mm256_castps_si256(v), high = _mm256_srli_epi32(u, 16);
+  const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+  const __m256i even = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+  return _mm256_blendv_epi8(_mm256_srli_epi32(even, 16), quiet, nan);
+}
+#endif
+
 // dst[i * stride] = src[i] rounded to T, i < n.
 template <class T, class Acc>
 inline void store_span(const Acc* src, T* dst, int64_t stride, int64_t n) {
@@ -43,6 +60,15 @@ inline void store_span(const Acc* src, T* dst, int64_t stride, int64_t n) {
       for (; i + 8 <= n; i += 8) {
         const __m128i h = _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(dst + i), h);
+      }
+    }
+#endif
+#if defined(__AVX2__)
+    if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<Acc, float>) {
+      for (; i + 16 <= n; i += 16) {
+        const __m256i low = round_to_bfloat16(src + i), high = round_to_bfloat16(src + i + 8);
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + i), packed);
       }
     }
 #endif
