@@ -9,6 +9,9 @@
  * optional may be NULL. params == NULL means the defaults given by the DLK_*_PARAMS_INIT macro.
  * launch == NULL means the default stream and no workspace.
  *
+ * Every struct begins with struct_size, which the caller sets to sizeof the struct he was compiled
+ * with: fields that it lacks have their defaults, or are not filled.
+ *
  * A compute call never allocates device memory and never synchronises, except in debug mode
  * (environment variable DLKERN_DEBUG=1, or DLKERN_DEBUG=nan to check outputs for NaN/inf too).
  */

@@ -295,13 +295,11 @@ void Call::debug_check_results() const {
 }  // namespace dlkern
 
 dlk_status_t dlk_explain_last(dlk_plan* plan) {
-  if (!plan || plan->struct_size < sizeof(dlk_plan)) {
-    return dlkern::set_last_error(DLK_INVALID_ARGUMENT, "explain_last",
-                                  "plan is NULL or its struct_size is too small");
-  }
   const dlkern::Plan& last = dlkern::last_plan;
-  plan->workspace_bytes = last.workspace_bytes;
-  plan->implementation = last.implementation;
-  plan->explanation = last.explanation.c_str();
+  if (!dlkern::write_struct(
+          plan, {0, 0, last.workspace_bytes, last.implementation, last.explanation.c_str()})) {
+    return dlkern::set_last_error(DLK_INVALID_ARGUMENT, "explain_last",
+                                  "plan is NULL or its struct_size is not set");
+  }
   return DLK_SUCCESS;
 }

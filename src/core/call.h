@@ -178,6 +178,16 @@ Params read_params(const Params* given, const Params& defaults, const char* name
   return params;
 }
 
+// Fills a struct that the caller reads, as far as the one that he was compiled with reaches. False
+// where it is NULL or its struct_size was not set.
+template <class Struct>
+bool write_struct(Struct* to, Struct value) {
+  if (!to || to->struct_size < sizeof(uint32_t)) return false;
+  value.struct_size = to->struct_size;
+  std::memcpy(static_cast<void*>(to), &value, std::min<size_t>(value.struct_size, sizeof(Struct)));
+  return true;
+}
+
 // Runs body(Call&) and turns exceptions into a status and dlk_last_error().
 template <class Body>
 dlk_status_t entry(const char* op, const dlk_launch* launch, Body&& body) noexcept {

@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "build_info.h"
+#include "core/call.h"
 #include "core/gpu_runtime.h"
 #include "core/macros.h"
 #include "core/status.h"
@@ -34,16 +35,12 @@ const char* missing_cpu_feature() {
 int dlk_version(void) { return DLK_VERSION; }
 
 dlk_status_t dlk_get_build_info(dlk_build_info* info) {
-  if (!info || info->struct_size < sizeof(dlk_build_info)) {
+  if (!dlkern::write_struct(info,
+                            {0, 0, DLKERN_VERSION_STRING, DLKERN_BUILD_GPU, DLKERN_BUILD_ARCHS,
+                             DLKERN_BUILD_COMPILERS, DLKERN_BUILD_BLAS, DLKERN_CPU_ARCH})) {
     return dlkern::set_last_error(DLK_INVALID_ARGUMENT, "get_build_info",
-                                  "info is NULL or its struct_size is too small");
+                                  "info is NULL or its struct_size is not set");
   }
-  info->version = DLKERN_VERSION_STRING;
-  info->gpu = DLKERN_BUILD_GPU;
-  info->architectures = DLKERN_BUILD_ARCHS;
-  info->compilers = DLKERN_BUILD_COMPILERS;
-  info->blas = DLKERN_BUILD_BLAS;
-  info->cpu_arch = DLKERN_CPU_ARCH;
   return DLK_SUCCESS;
 }
 
@@ -66,9 +63,9 @@ int dlk_device_count(void) {
 }
 
 dlk_status_t dlk_get_device_info(int device, dlk_device_info* info) {
-  if (!info || info->struct_size < sizeof(dlk_device_info)) {
+  if (!info || info->struct_size < sizeof(uint32_t)) {
     return dlkern::set_last_error(DLK_INVALID_ARGUMENT, "get_device_info",
-                                  "info is NULL or its struct_size is too small");
+                                  "info is NULL or its struct_size is not set");
   }
   const int count = dlk_device_count();
   if (device < 0 || device >= count) {
@@ -77,7 +74,9 @@ dlk_status_t dlk_get_device_info(int device, dlk_device_info* info) {
   }
 #if DLKERN_WITH_GPU
   try {
-    dlkern::gpu::device_info(device, info);
+    dlk_device_info facts = {};
+    dlkern::gpu::device_info(device, &facts);
+    dlkern::write_struct(info, facts);
   } catch (const dlkern::Error& error) {
     return dlkern::set_last_error(error.status(), "get_device_info", error.what());
   }

@@ -37,6 +37,15 @@ static void test_version(void) {
   EXPECT(strcmp(info.gpu, "none") == 0 || strcmp(info.gpu, "cuda") == 0 ||
          strcmp(info.gpu, "hip") == 0);
   EXPECT(dlk_device_count() >= 0);
+
+  /* A host compiled with an older, shorter struct gets what that one holds. */
+  dlk_build_info older = {0};
+  older.struct_size = offsetof(dlk_build_info, gpu);
+  EXPECT(dlk_get_build_info(&older) == DLK_SUCCESS);
+  EXPECT(older.version != NULL && older.gpu == NULL);
+  EXPECT(older.struct_size == offsetof(dlk_build_info, gpu));
+  older.struct_size = 0;
+  EXPECT(dlk_get_build_info(&older) == DLK_INVALID_ARGUMENT);
 }
 
 static void test_softmax(void) {
