@@ -158,7 +158,9 @@ def dropout_backward(dy: Any, rng: Any, p: Any, out: Any, stream: Any) -> Any: .
 
 # elementwise.pxi
 def add(a: Any, b: Any, alpha: Any, beta: Any, out: Any, stream: Any) -> Any: ...
-def add_backward(dy: Any, name: Any, shape: Any, out: Any, stream: Any) -> Any: ...
+def add_backward(
+    dy: Any, a_shape: Any, b_shape: Any, out_a: Any, out_b: Any, stream: Any
+) -> tuple[Any, Any]: ...
 
 # optim.pxi
 def sgd_step(

@@ -67,7 +67,7 @@ def add_backward(
     alpha, beta : float
         As in the forward call.
     out_a, out_b : array, optional
-        Written instead of new arrays; they have the shape of `a` and of `b`.
+        Receive da and db; they have the shape of `a` and of `b`.
     stream : int or object with ``__cuda_stream__``, optional
         As for :func:`add`, as are the errors.
 
@@ -76,18 +76,9 @@ def add_backward(
     (array, array)
         da and db, of the dtype, framework and device of `dy`; None for one that was left out.
     """
-    return (
-        _summand_gradient(dy, "a_shape", a_shape, alpha, out_a, stream),
-        _summand_gradient(dy, "b_shape", b_shape, beta, out_b, stream),
-    )
-
-
-def _summand_gradient(
-    dy: Any, name: str, shape: tuple[int, ...] | None, factor: float, out: Any, stream: Any
-) -> Any:
-    if shape is None and out is None:
-        return None
-    gradient = _dlkern.add_backward(dy, name, shape, out, stream)
-    if factor == 1:
-        return gradient
-    return _dlkern.add(gradient, gradient, factor, 0.0, out, stream)
+    da, db = _dlkern.add_backward(dy, a_shape, b_shape, out_a, out_b, stream)
+    if da is not None and alpha != 1:
+        da = _dlkern.add(da, da, alpha, 0.0, out_a, stream)
+    if db is not None and beta != 1:
+        db = _dlkern.add(db, db, beta, 0.0, out_b, stream)
+    return da, db

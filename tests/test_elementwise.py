@@ -140,6 +140,13 @@ def test_backward_by_finite_differences(rng):
     assert_grad(forward, [a, b], dy, dlkern.add_backward(dy, a.shape, b.shape, alpha=2, beta=-0.5))
 
 
+def test_backward_writes_nothing_where_an_argument_is_wrong(backend):
+    out, small = backend.empty((2, 3), "float64"), backend.empty((2,), "float64")
+    with pytest.raises(ValueError, match="out_b.shape"):
+        dlkern.add_backward(backend.array(np.ones((2, 3))), out_a=out, out_b=small)
+    assert np.isnan(backend.numpy(out)).all()
+
+
 def test_backward_leaves_out_what_is_not_asked_for(backend):
     dy = backend.array(np.ones((2, 3)))
     assert dlkern.add_backward(dy) == (None, None)
@@ -186,11 +193,15 @@ ONES = np.ones((2, 3))
          r"out.shape is \[3\], expected \[2, 3\]"),
         (lambda a: dlkern.add(a(ONES), a(ONES), out=a(np.ones((2, 3), np.float32))), TypeError,
          "out.dtype is float32"),
-        (lambda a: dlkern.add_backward(a(ONES), (2,)), ValueError, "expected one that broadcasts"),
+        (lambda a: dlkern.add_backward(a(ONES), (2,)), ValueError,
+         r"a_shape is \[2\], expected one that broadcasts to \[2, 3\]"),
+        (lambda a: dlkern.add_backward(a(ONES), (3,), (1, 3)), ValueError,
+         r"dy.shape is \[2, 3\], expected \[1, 3\]"),
         (lambda a: dlkern.add_backward(a(ONES), (1, 2, 3)), ValueError, r"a_shape is \(1, 2, 3\)"),
         (lambda a: dlkern.add_backward(a(ONES), None, (2, 3.0)), TypeError, "b_shape is 3.0"),
         (lambda a: dlkern.add_backward(a(np.ones(3, int)), (3,)), TypeError, "dy.dtype is int64"),
         (lambda a: dlkern.add_backward(a(ONES), out_a=a(np.ones(2))), ValueError, "out_a.shape"),
+        (lambda a: dlkern.add_backward(a(ONES), out_b=a(np.ones(2))), ValueError, "out_b.shape"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(backend, call, error, message):
