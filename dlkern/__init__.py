@@ -50,6 +50,13 @@ from dlkern.conv import (
 )
 from dlkern.dropout import dropout, dropout_backward
 from dlkern.elementwise import add, add_backward
+from dlkern.gemm import (
+    linear,
+    linear_backward_input,
+    linear_backward_weight,
+    matmul,
+    matmul_backward,
+)
 from dlkern.layout import nchw_to_nhwc, nhwc_to_nchw, permute
 from dlkern.loss import cross_entropy, cross_entropy_backward
 from dlkern.norm import (
@@ -124,8 +131,13 @@ __all__ = [
     "layer_norm_backward",
     "leaky_relu",
     "leaky_relu_backward",
+    "linear",
+    "linear_backward_input",
+    "linear_backward_weight",
     "log_softmax",
     "log_softmax_backward",
+    "matmul",
+    "matmul_backward",
     "max",
     "max_backward",
     "max_pool",

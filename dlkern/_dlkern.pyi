@@ -244,3 +244,34 @@ def reduce(x: Any, kind: str, axis: Any, keepdims: bool, out: Any, stream: Any) 
 def reduce_backward(
     dy: Any, x: Any, y: Any, kind: str, shape: Any, axis: Any, out: Any, stream: Any
 ) -> Any: ...
+
+# gemm.pxi
+def matmul(
+    a: Any, b: Any, c: Any, alpha: Any, beta: Any, precision: Any, out: Any, stream: Any
+) -> Any: ...
+def matmul_backward(
+    dy: Any, a: Any, b: Any, alpha: Any, precision: Any, out: Any, out_b: Any, stream: Any
+) -> Any: ...
+def linear(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    activation: Any,
+    alpha: Any,
+    preactivation: bool,
+    precision: Any,
+    out: Any,
+    out_preactivation: Any,
+    stream: Any,
+) -> Any: ...
+def linear_backward_input(dy: Any, weight: Any, precision: Any, out: Any, stream: Any) -> Any: ...
+def linear_backward_weight(
+    dy: Any,
+    x: Any,
+    bias: bool,
+    accumulate: bool,
+    precision: Any,
+    out: Any,
+    out_bias: Any,
+    stream: Any,
+) -> Any: ...

@@ -510,4 +510,41 @@ OPS = [
         {"out": (5, 37)},
         {"axis": 0},
     ),
+    # gemm
+    Op(
+        "matmul",
+        {"a": normal(3, 9, 20), "b": normal(20, 17), "c": normal(17)},
+        {"out": (3, 9, 17)},
+        {"alpha": 0.5, "beta": 2.0},
+    ),
+    Op("matmul", {"a": normal(20), "b": normal(4, 20, 1)}, {"out": (4, 1)}, variant="vector"),
+    Op(
+        "matmul_backward",
+        {"dy": normal(3, 9, 17), "a": normal(3, 9, 20), "b": normal(20, 17)},
+        {"out": (3, 9, 20), "out_b": (20, 17)},
+    ),
+    Op(
+        "linear",
+        {"x": normal(5, 3, 20), "weight": normal(17, 20), "bias": normal(17)},
+        {"out": (5, 3, 17)},
+        {"activation": "gelu"},
+    ),
+    Op(
+        "linear",
+        {"x": normal(15, 20), "weight": normal(17, 20)},
+        {"out": (15, 17), "out_preactivation": (15, 17)},
+        {"activation": "relu", "preactivation": True},
+        variant="preactivation",
+    ),
+    Op(
+        "linear_backward_input",
+        {"dy": normal(5, 3, 17), "weight": normal(17, 20)},
+        {"out": (5, 3, 20)},
+    ),
+    Op(
+        "linear_backward_weight",
+        {"dy": normal(5, 3, 17), "x": normal(5, 3, 20)},
+        {"out": (17, 20), "out_bias": (17,)},
+        {"bias": True},
+    ),
 ]

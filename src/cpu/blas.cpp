@@ -21,6 +21,15 @@ void call_blas(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, doub
   scipy_cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
+void call_gemv(CBLAS_TRANSPOSE trans, int rows, int cols, float alpha, const float* a, int lda,
+               const float* x, int incx, float* y, int incy) {
+  scipy_cblas_sgemv(CblasRowMajor, trans, rows, cols, alpha, a, lda, x, incx, 1, y, incy);
+}
+void call_gemv(CBLAS_TRANSPOSE trans, int rows, int cols, double alpha, const double* a, int lda,
+               const double* x, int incx, double* y, int incy) {
+  scipy_cblas_dgemv(CblasRowMajor, trans, rows, cols, alpha, a, lda, x, incx, 1, y, incy);
+}
+
 template <class T>
 void scale(int64_t m, int64_t n, T beta, T* c, int64_t ldc) {
   if (beta == 1) return;
@@ -39,6 +48,26 @@ int leading(int64_t ld, int64_t columns) {
   return static_cast<int>(ld);
 }
 
+// One product whose extents fit BLAS. A product with a vector is bound by memory, which gemv reads
+// faster than gemm.
+template <class T>
+void product(bool ta, bool tb, int m, int n, int k, T alpha, const T* a, int lda, const T* b,
+             int ldb, T beta, T* c, int ldc) {
+  if (m != 1 && n != 1) {
+    call_blas(ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, m, n, k, alpha, a,
+              lda, b, ldb, beta, c, ldc);
+    return;
+  }
+  scale<T>(m, n, beta, c, ldc);
+  if (m == 1) {  // c^T = op(b)^T a^T
+    call_gemv(tb ? CblasNoTrans : CblasTrans, tb ? n : k, tb ? k : n, alpha, b, ldb, a,
+              ta ? lda : 1, c, 1);
+  } else {
+    call_gemv(ta ? CblasTrans : CblasNoTrans, ta ? k : m, ta ? m : k, alpha, a, lda, b,
+              tb ? 1 : ldb, c, ldc);
+  }
+}
+
 template <class T>
 void gemm_impl(bool ta, bool tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda,
                const T* b, int64_t ldb, T beta, T* c, int64_t ldc) {
@@ -53,10 +82,10 @@ void gemm_impl(bool ta, bool tb, int64_t m, int64_t n, int64_t k, T alpha, const
         const auto mi = static_cast<int>(std::min(m - i, kMaxExtent));
         const auto nj = static_cast<int>(std::min(n - j, kMaxExtent));
         const auto kl = static_cast<int>(std::min(k - l, kMaxExtent));
-        call_blas(ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, mi, nj, kl, alpha,
-                  a + (ta ? l * lda + i : i * lda + l), leading(lda, ta ? mi : kl),
-                  b + (tb ? j * ldb + l : l * ldb + j), leading(ldb, tb ? kl : nj),
-                  l == 0 ? beta : T(1), c + i * ldc + j, leading(ldc, nj));
+        product(ta, tb, mi, nj, kl, alpha, a + (ta ? l * lda + i : i * lda + l),
+                leading(lda, ta ? mi : kl), b + (tb ? j * ldb + l : l * ldb + j),
+                leading(ldb, tb ? kl : nj), l == 0 ? beta : T(1), c + i * ldc + j,
+                leading(ldc, nj));
       }
     }
   }
@@ -83,21 +112,23 @@ Panels make_panels(int64_t m, int64_t n, int64_t k) {
   // Large enough to use the caches well and to be worth a call, small enough that many threads get
   // some each.
   constexpr int64_t kGrain = int64_t{1} << 20;  // multiplications worth a thread
-  int64_t rows = 256, columns = 512;
+  const auto round_up = [](int64_t extent) { return ceil_div(extent, 16) * 16; };
+  int64_t rows = std::clamp<int64_t>(round_up(m), 16, 256);
+  int64_t columns = std::clamp<int64_t>(round_up(n), 16, 512);
   while (ceil_div(m, rows) * ceil_div(n, columns) < 32 && rows * columns > 64 * 128 &&
          std::min(m, rows) * std::min(n, columns) * k > kGrain / 2) {
-    (columns > rows && n > rows ? columns : rows) /= 2;
+    (columns > rows ? columns : rows) /= 2;
   }
-  const auto even = [](int64_t extent, int64_t part) {  // parts of about equal size
+  const auto even = [&](int64_t extent, int64_t part) {  // parts of about equal size
     const int64_t parts = std::max<int64_t>(ceil_div(extent, part), 1);
-    return std::max<int64_t>(ceil_div(ceil_div(extent, parts), 16) * 16, 16);
+    return std::max<int64_t>(round_up(ceil_div(extent, parts)), 16);
   };
   Panels p;
   p.rows = even(m, rows);
   p.columns = even(n, columns);
   p.row_panels = ceil_div(m, p.rows);
   p.column_panels = ceil_div(n, p.columns);
-  p.grain = 1 + kGrain / (p.rows * p.columns * (k + 1));
+  p.grain = 1 + kGrain / (std::min(m, p.rows) * std::min(n, p.columns) * k + 1);
   return p;
 }
 

@@ -110,6 +110,12 @@ cdef double real(Call call, str name, object value) except? -1:
     return number
 
 
+cdef int32_t precision_of(Call call, object precision) except -1:
+    if precision not in ("ieee", "tf32"):
+        raise ValueError(f'{call.op}: precision is {precision!r}, expected "ieee" or "tf32"')
+    return DLK_PRECISION_IEEE if precision == "ieee" else DLK_PRECISION_TF32
+
+
 @cython.final
 @cython.freelist(8)
 cdef class Call:

@@ -53,9 +53,7 @@ cdef int conv_params(Call call, str name, const DLTensor* image, str other_name,
     per_dim(call, "output_padding", output_padding, dims, p.output_padding)
     p.padding_mode = padding_of(call, padding, dims, p.pad_begin, p.pad_end)
     p.groups = <int32_t>integer(call, "groups", groups, 32)
-    if precision not in ("ieee", "tf32"):
-        raise ValueError(f'{call.op}: precision is {precision!r}, expected "ieee" or "tf32"')
-    p.precision = DLK_PRECISION_IEEE if precision == "ieee" else DLK_PRECISION_TF32
+    p.precision = precision_of(call, precision)
     return 0
 
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #if defined(__AVX2__)
@@ -13,6 +14,16 @@
 #include "core/float16.h"
 
 namespace dlkern::cpu {
+
+// An element as float or double; 16-bit types know float only.
+template <class Acc, class T>
+inline Acc widen(T v) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return static_cast<Acc>(v);
+  } else {
+    return static_cast<Acc>(static_cast<float>(v));
+  }
+}
 
 // dst[i] = src[i * stride], i < n.
 template <class T, class Acc>
@@ -27,14 +38,14 @@ inline void load_span(const T* src, int64_t stride, int64_t n, Acc* dst) {
       }
     }
 #endif
-    for (; i < n; ++i) dst[i] = static_cast<Acc>(src[i]);
+    for (; i < n; ++i) dst[i] = widen<Acc>(src[i]);
     return;
   }
   if (stride == 0) {  // a broadcast operand
-    std::fill_n(dst, n, n ? static_cast<Acc>(*src) : Acc(0));
+    std::fill_n(dst, n, n ? widen<Acc>(*src) : Acc(0));
     return;
   }
-  for (; i < n; ++i) dst[i] = static_cast<Acc>(src[i * stride]);
+  for (; i < n; ++i) dst[i] = widen<Acc>(src[i * stride]);
 }
 
 #if defined(__AVX2__)

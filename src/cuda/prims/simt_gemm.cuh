@@ -36,8 +36,8 @@ struct SimtTile {
   // A thread's rows and columns come in runs of (at most) 4, spread over the tile, so that its
   // reads of shared memory are 16 bytes wide and free of bank conflicts.
   static constexpr int kRunM = kThreadM < 4 ? kThreadM : 4, kRunN = kThreadN < 4 ? kThreadN : 4;
-  // For __launch_bounds__(Tile::kThreads, Tile::kMinBlocks) on kernels.
-  static constexpr int kMinBlocks = 2;
+  // For __launch_bounds__(Tile::kThreads, Tile::kMinBlocks): what fits without spills.
+  static constexpr int kMinBlocks = kThreadM * kThreadN >= 16 ? 1 : 2;
   static_assert(kThreads % kK == 0 && kThreads % kM == 0 && kThreads % kN == 0);
   static_assert(kM * kK % kThreads == 0 && kN * kK % kThreads == 0);
 };
@@ -63,6 +63,12 @@ struct StridedOperand {
   }
 };
 
+// Elements from row to row of shared memory: 16 bytes more than the row, against bank conflicts.
+template <class Acc>
+constexpr int simt_pitch(int extent) {
+  return extent + 16 / static_cast<int>(sizeof(Acc));
+}
+
 // One thread's share of moving kRows x kK elements of an operand from memory through registers to
 // shared memory, transposed to [k][r] there.
 template <class Tile, int kRows, class Acc, class Loader>
@@ -70,7 +76,7 @@ struct OperandMover {
   static constexpr bool kAlongK = Loader::kAlongK;
   static constexpr int kCount = kRows * Tile::kK / Tile::kThreads;  // elements per thread
   static constexpr int kStep = Tile::kThreads / (kAlongK ? Tile::kK : kRows);
-  static constexpr int kPitch = kRows + 16 / static_cast<int>(sizeof(Acc));
+  static constexpr int kPitch = simt_pitch<Acc>(kRows);
   using Row = decltype(std::declval<const Loader&>().row(0));
 
   const Loader& loader;
@@ -93,18 +99,19 @@ struct OperandMover {
   }
 
   __device__ __forceinline__ void fetch(int64_t k0, int64_t k_end) {
+    const int steps = k_end - k0 < Tile::kK ? static_cast<int>(k_end - k0) : Tile::kK;
     if constexpr (kAlongK) {
-      const bool inside = k0 + k < k_end;
-      const auto col = loader.col(inside ? k0 + k : k0);
+      const auto col = loader.col(k0 + (k < steps ? k : 0));
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        value[i] = inside && r + i * kStep < rows ? loader.load(row[i], col) : Acc(0);
+        const bool inside = k < steps && r + i * kStep < rows;
+        value[i] = inside ? loader.load(row[i], col) : Acc(0);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const int64_t at = k0 + k + i * kStep;
-        value[i] = at < k_end && r < rows ? loader.load(row[0], loader.col(at)) : Acc(0);
+        const bool inside = r < rows && k + i * kStep < steps;
+        value[i] = inside ? loader.load(row[0], loader.col(k0 + k + i * kStep)) : Acc(0);
       }
     }
   }
@@ -132,61 +139,57 @@ __device__ __forceinline__ void read_run(const Acc* shared, Acc* run) {
   }
 }
 
-// The tile of C whose first element is (m0, n0), summed over k in [k_begin, k_end); C has m x n
-// elements. For a 1-D block of Tile::kThreads threads, all of which must call it; may be called
-// repeatedly. k_begin >= k_end gives sums of 0.
-template <class Tile, class Acc, class LoadA, class LoadB, class Epilogue>
-__device__ __forceinline__ void simt_gemm(int64_t m0, int64_t n0, int64_t m, int64_t n,
-                                          int64_t k_begin, int64_t k_end, const LoadA& load_a,
-                                          const LoadB& load_b, const Epilogue& epilogue) {
-  using MoverA = OperandMover<Tile, Tile::kM, Acc, LoadA>;
-  using MoverB = OperandMover<Tile, Tile::kN, Acc, LoadB>;
+// What a thread sums: rows and columns of the tile in its runs.
+template <class Tile, class Acc>
+using SimtSums = Acc[Tile::kThreadM][Tile::kThreadN];
+
+// Shared memory of a block: two stages of both operands, so that one barrier per step is enough; in
+// the end a part of the sums, on their way to neighbouring threads.
+template <class Tile, class Acc>
+union SimtShared {
+  struct {
+    Acc a[2][Tile::kK][simt_pitch<Acc>(Tile::kM)];
+    Acc b[2][Tile::kK][simt_pitch<Acc>(Tile::kN)];
+  } stages;
+  Acc sums[Tile::kThreadsM * Tile::kRunM][simt_pitch<Acc>(Tile::kN)];
+};
+template <class Tile, class Acc>
+__device__ __forceinline__ SimtShared<Tile, Acc>& simt_shared() {
+  alignas(16) __shared__ unsigned char memory[sizeof(SimtShared<Tile, Acc>)];
+  return *reinterpret_cast<SimtShared<Tile, Acc>*>(memory);
+}
+
+// Adds the products for k in [k_begin, k_end) to the sums of the tile of C (m x n elements) whose
+// first element is (m0, n0). For a 1-D block of Tile::kThreads threads, all of which must call it.
+template <class Tile, class Acc, class LoadA, class LoadB>
+__device__ __forceinline__ void simt_accumulate(SimtSums<Tile, Acc>& acc, int64_t m0, int64_t n0,
+                                                int64_t m, int64_t n, int64_t k_begin,
+                                                int64_t k_end, const LoadA& load_a,
+                                                const LoadB& load_b) {
   constexpr int kRunM = Tile::kRunM, kRunN = Tile::kRunN;
-  constexpr int kRunsM = Tile::kThreadM / kRunM, kRunsN = Tile::kThreadN / kRunN;
-  // Two stages, so that one barrier per step is enough. Afterwards the same memory holds sums.
-  struct Stages {
-    Acc a[2][Tile::kK][MoverA::kPitch];
-    Acc b[2][Tile::kK][MoverB::kPitch];
-  };
-  struct Sums {
-    Acc v[Tile::kThreadsM * kRunM][MoverB::kPitch];
-  };
-  constexpr size_t kBytes = sizeof(Sums) > sizeof(Stages) ? sizeof(Sums) : sizeof(Stages);
-  alignas(16) __shared__ unsigned char memory[kBytes];
-  Stages& stages = *reinterpret_cast<Stages*>(memory);
-  Sums& sums = *reinterpret_cast<Sums*>(memory);
-
+  auto& stages = simt_shared<Tile, Acc>().stages;
   const int tx = threadIdx.x % Tile::kThreadsN, ty = threadIdx.x / Tile::kThreadsN;
-  Acc acc[Tile::kThreadM][Tile::kThreadN] = {};
-
-  {
-    MoverA a(load_a, m0, m);
-    MoverB b(load_b, n0, n);
-    __syncthreads();  // the previous call's reads of shared memory are over
-    if (k_begin < k_end) {
-      a.fetch(k_begin, k_end);
-      b.fetch(k_begin, k_end);
-      a.store(stages.a[0]);
-      b.store(stages.b[0]);
+  OperandMover<Tile, Tile::kM, Acc, LoadA> a(load_a, m0, m);
+  OperandMover<Tile, Tile::kN, Acc, LoadB> b(load_b, n0, n);
+  __syncthreads();  // what was read from shared memory before has been read
+  int stage = 0;
+  for (int64_t k0 = k_begin - Tile::kK; k0 < k_end; k0 += Tile::kK) {  // the first only fetches
+    const int64_t next = k0 + Tile::kK;
+    if (next < k_end) {
+      a.fetch(next, k_end);
+      b.fetch(next, k_end);
     }
-    __syncthreads();
-    int stage = 0;
-    for (int64_t k0 = k_begin; k0 < k_end; k0 += Tile::kK) {
-      const bool more = k0 + Tile::kK < k_end;
-      if (more) {
-        a.fetch(k0 + Tile::kK, k_end);
-        b.fetch(k0 + Tile::kK, k_end);
-      }
+    if (k0 >= k_begin) {
 #pragma unroll 8
       for (int k = 0; k < Tile::kK; ++k) {
         Acc x[Tile::kThreadM], y[Tile::kThreadN];
 #pragma unroll
-        for (int i = 0; i < kRunsM; ++i) {
-          read_run<kRunM>(&stages.a[stage][k][(i * Tile::kThreadsM + ty) * kRunM], x + i * kRunM);
+        for (int i = 0; i < Tile::kThreadM; i += kRunM) {
+          read_run<kRunM>(&stages.a[stage][k][i * Tile::kThreadsM + ty * kRunM], x + i);
         }
 #pragma unroll
-        for (int j = 0; j < kRunsN; ++j) {
-          read_run<kRunN>(&stages.b[stage][k][(j * Tile::kThreadsN + tx) * kRunN], y + j * kRunN);
+        for (int j = 0; j < Tile::kThreadN; j += kRunN) {
+          read_run<kRunN>(&stages.b[stage][k][j * Tile::kThreadsN + tx * kRunN], y + j);
         }
 #pragma unroll
         for (int i = 0; i < Tile::kThreadM; ++i) {
@@ -194,44 +197,65 @@ __device__ __forceinline__ void simt_gemm(int64_t m0, int64_t n0, int64_t m, int
           for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = fma(x[i], y[j], acc[i][j]);
         }
       }
-      stage ^= 1;
-      if (more) {
-        a.store(stages.a[stage]);
-        b.store(stages.b[stage]);
-      }
-      __syncthreads();
     }
+    stage ^= 1;
+    if (next < k_end) {
+      a.store(stages.a[stage]);
+      b.store(stages.b[stage]);
+    }
+    __syncthreads();
   }
+}
 
-  // Through shared memory, one run of rows per thread at a time, to neighbouring n for neighbouring
-  // threads.
+// epilogue(m, n, sum) for the tile's elements inside C.
+template <class Tile, class Acc, class Epilogue>
+__device__ __forceinline__ void simt_finish(const SimtSums<Tile, Acc>& acc, int64_t m0, int64_t n0,
+                                            int64_t m, int64_t n, const Epilogue& epilogue) {
+  constexpr int kRunM = Tile::kRunM, kRunN = Tile::kRunN;
+  constexpr int kRows = Tile::kThreadsM * kRunM;  // of one run of all threads
+  auto& sums = simt_shared<Tile, Acc>().sums;
+  const int tx = threadIdx.x % Tile::kThreadsN, ty = threadIdx.x / Tile::kThreadsN;
   const int col = threadIdx.x % Tile::kN;
+#pragma unroll 1  // one copy of the epilogue's code
+  for (int run = 0; run < Tile::kThreadM / kRunM; ++run) {
+    __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kRunsM; ++i) {
-    if (i > 0) __syncthreads();
-#pragma unroll
-    for (int ii = 0; ii < kRunM; ++ii) {
+    for (int i = 0; i < kRunM; ++i) {
 #pragma unroll
       for (int j = 0; j < Tile::kThreadN; ++j) {
-        const int n_in_tile = (j / kRunN * Tile::kThreadsN + tx) * kRunN + j % kRunN;
-        sums.v[ty * kRunM + ii][n_in_tile] = acc[i * kRunM + ii][j];
+        Acc sum = acc[i][j];
+#pragma unroll
+        for (int other = 1; other < Tile::kThreadM / kRunM; ++other) {
+          if (run == other) sum = acc[other * kRunM + i][j];  // registers cannot be indexed
+        }
+        sums[ty * kRunM + i][(j / kRunN * Tile::kThreadsN + tx) * kRunN + j % kRunN] = sum;
       }
     }
     __syncthreads();
-    if (n0 + col < n) {
-      for (int r = threadIdx.x / Tile::kN; r < Tile::kThreadsM * kRunM;
-           r += Tile::kThreads / Tile::kN) {
-        const int64_t row = m0 + i * Tile::kThreadsM * kRunM + r;
-        if (row < m) epilogue(row, n0 + col, sums.v[r][col]);
-      }
+    if (n0 + col >= n) continue;
+#pragma unroll 1
+    for (int r = threadIdx.x / Tile::kN; r < kRows; r += Tile::kThreads / Tile::kN) {
+      const int64_t row = m0 + run * kRows + r;
+      if (row < m) epilogue(row, n0 + col, sums[r][col]);
     }
   }
+}
+
+// Both for one tile. May be called repeatedly; k_begin >= k_end gives sums of 0.
+template <class Tile, class Acc, class LoadA, class LoadB, class Epilogue>
+__device__ __forceinline__ void simt_gemm(int64_t m0, int64_t n0, int64_t m, int64_t n,
+                                          int64_t k_begin, int64_t k_end, const LoadA& load_a,
+                                          const LoadB& load_b, const Epilogue& epilogue) {
+  SimtSums<Tile, Acc> acc = {};
+  simt_accumulate<Tile, Acc>(acc, m0, n0, m, n, k_begin, k_end, load_a, load_b);
+  simt_finish<Tile, Acc>(acc, m0, n0, m, n, epilogue);
 }
 
 // Which tile of which item of a batch: `index` counts the tiles of all items. Tiles that follow each
 // other cover a block of C of up to 8 tiles' height, so that operands are found in the L2 cache.
 struct TileOf {
-  int64_t item, m, n;  // m, n count tiles
+  int64_t item;
+  int m, n;  // counted in tiles
 
   __device__ TileOf(int64_t index, int64_t tiles_m, int64_t tiles_n) {
     constexpr int64_t kBand = 8;
@@ -240,8 +264,8 @@ struct TileOf {
     const int64_t band = index / (kBand * tiles_n);
     const int64_t height = tiles_m - band * kBand < kBand ? tiles_m - band * kBand : kBand;
     index -= band * kBand * tiles_n;
-    m = band * kBand + index % height;
-    n = index / height;
+    m = static_cast<int>(band * kBand + index % height);
+    n = static_cast<int>(index / height);
   }
 };
 
