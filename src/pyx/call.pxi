@@ -497,7 +497,9 @@ def set_workspace(array):
         size_bytes *= tensor.shape[i]
     address = <uintptr_t>tensor.data + tensor.byte_offset
     if on_gpu(tensor) and address % 256 != 0:
-        raise ValueError(f"workspace: buffer is at address {address:#x}, expected a multiple of 256")
+        raise ValueError(
+            f"workspace: buffer is at address {address:#x}, expected a multiple of 256"
+        )
     dlk_workspace.data = <void*>address
     dlk_workspace.bytes = size_bytes
     dlk_workspace.device = tensor.device.device_id
