@@ -141,7 +141,11 @@ def to_framework(name, array, gpu):
     if name == "jax":
         jax = pytest.importorskip("jax")
         jax.config.update("jax_enable_x64", True)
+        if gpu and jax.default_backend() != "gpu":
+            pytest.skip("this jax has no GPU backend")
         return jax.device_put(array, jax.devices("gpu" if gpu else "cpu")[0])
+    if name == "tensorflow":
+        return pytest.importorskip("tensorflow").constant(array)
     if name == "cupy":
         return pytest.importorskip("cupy").asarray(array)
     return array
@@ -156,15 +160,17 @@ def raw(framework, array):
         return array.numpy()
     if framework == "cupy":
         return array.get()
+    if framework == "tensorflow":
+        return np.asarray(array.numpy())
     return np.asarray(array)
 
 
 @each_op
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow"])
 def test_frameworks_give_the_same_bits(op, framework, dtype):
-    if framework == "jax" and op.inout:
-        pytest.skip("JAX arrays are never written")
+    if framework in ("jax", "tensorflow") and op.inout:
+        pytest.skip("arrays of JAX and TensorFlow are never written")
     values = op.make(dtype)
     expected = [bits(r) for r in op.call(op.make(dtype))]
     arrays = {name: to_framework(framework, a.copy(), False) for name, a in values.items()}

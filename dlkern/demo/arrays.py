@@ -59,7 +59,8 @@ class Arrays:
 class NumPyArrays(Arrays):
     def __init__(self) -> None:
         super().__init__()
-        self.description = f"CPU, {dlkern.get_num_threads()} threads"
+        n = dlkern.get_num_threads()
+        self.description = f"CPU, {n} thread" + ("s" if n > 1 else "")
 
 
 class CuPyArrays(Arrays):
