@@ -299,7 +299,10 @@ class Reducer {
   // Elements [begin, end) of the result whose first element is x.
   const Acc* read_block(const T* x, int64_t begin, int64_t end, Acc* buffer) const {
     const StridedIndex<1>& r = walk_.reduced;
-    if (r.ndim == 0) return read_span(x, 1, end - begin, buffer);
+    if (r.ndim <= 1) {
+      const int64_t stride = r.stride[0][0];
+      return read_span(x + begin * stride, stride, end - begin, buffer);
+    }
     const int64_t inner = r.shape[r.ndim - 1], stride = r.stride[0][r.ndim - 1];
     int64_t at[1];
     for (int64_t i = begin; i < end;) {

@@ -9,6 +9,15 @@ namespace dlkern::cpu {
 inline constexpr int kLanes = 16;  // independent accumulators: enough for the compiler to vectorise
 inline constexpr int64_t kSumBlock = 1024;
 
+// The sum of the lanes, as a tree. Written out, for the lanes to stay in registers.
+template <class Acc>
+inline Acc fold(const Acc (&lane)[kLanes]) {
+  Acc eight[8], four[4];
+  for (int k = 0; k < 8; ++k) eight[k] = lane[k] + lane[k + 8];
+  for (int k = 0; k < 4; ++k) four[k] = eight[k] + eight[k + 4];
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
 // term(i) summed over i < n: in lanes within blocks, and over block sums, so that the rounding error
 // grows like n / kSumBlock rather than n.
 template <class Acc, class Term>
@@ -22,10 +31,7 @@ inline Acc sum_of(int64_t n, Term&& term) {
       for (int k = 0; k < kLanes; ++k) lane[k] += term(i + k);
     }
     for (int k = 0; i < end; ++i, ++k) lane[k] += term(i);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-      for (int k = 0; k < width; ++k) lane[k] += lane[k + width];
-    }
-    total += lane[0];
+    total += fold(lane);
   }
   return total;
 }
