@@ -2,7 +2,8 @@
  *
  * dtypes: float64, float32, float16, bfloat16. Products are summed in float32 (float64 for float64)
  * and rounded once, to the dtype of the output, which may be any of the four. Any strides of inputs
- * and outputs; a transposed matrix is a view. A sum over nothing (K = 0) is 0.
+ * and outputs; a transposed matrix is a view. A sum over nothing (K = 0) is 0. On a GPU a row's
+ * bits do not depend on the other rows; on the CPU they may depend on how many there are.
  * precision: float32 products are computed in full float32 for DLK_PRECISION_TF32 too, so far.
  */
 #ifndef DLKERN_GEMM_H_
@@ -25,8 +26,8 @@ typedef struct dlk_matmul_params {
 
 /* y = alpha a b + beta c
  *
- * a [..., M, K], b [..., K, N], y [..., M, N]. Batch dimensions broadcast as in NumPy, and so does c
- * to the shape of y. A vector a [K] is a row and b [K] a column; y then lacks that dimension.
+ * a [..., M, K], b [..., K, N], y [..., M, N]. Batch dimensions broadcast as in NumPy, and so does
+ * c to the shape of y. A vector a [K] is a row and b [K] a column; y then lacks that dimension.
  * a, b: same dtype. c (optional): dtype of y or of a. y may be c itself; else it overlaps no input.
  * beta = 0: c is not read. alpha = 0: a and b are not read. */
 DLK_API dlk_status_t dlk_matmul(const DLTensor* a, const DLTensor* b, const DLTensor* c,
@@ -62,8 +63,8 @@ typedef struct dlk_linear_params {
 /* preactivation = x weight^T + bias,  y = activation(preactivation)
  *
  * x [..., K], weight [N, K], bias [N] (optional), y and preactivation (optional) [..., N]; x has at
- * least one dimension. x, weight, bias: same dtype; y, preactivation: same dtype. y is computed from
- * the preactivation before it is rounded. Outputs overlap neither inputs nor each other. */
+ * least one dimension. x, weight, bias: same dtype; y, preactivation: same dtype. y is computed
+ * from the preactivation before it is rounded. Outputs overlap neither inputs nor each other. */
 DLK_API dlk_status_t dlk_linear_forward(const DLTensor* x, const DLTensor* weight,
                                         const DLTensor* bias, const DLTensor* y,
                                         const DLTensor* preactivation,

@@ -3,15 +3,15 @@
 //   sum[m, n] = sum_k a[m, k] b[k, n]
 //   y = activation(alpha * sum + beta * c), the argument of the activation kept on request
 //
-// Layout: each operand is read along whichever of its two dimensions has the smaller stride, so that
-// any mixture of row-major, column-major and strided operands is coalesced as far as it can be;
-// y is written along n (the host swaps the operands where y is column-major). A reduction over
+// Layout: each operand is read along whichever of its two dimensions has the smaller stride, so
+// that any mixture of row-major, column-major and strided operands is coalesced as far as it can
+// be; y is written along n (the host swaps the operands where y is column-major). A reduction over
 // several dimensions (summed batches, rows of a strided tensor) is a loop around the innermost one.
 // Row sums of a (a bias gradient) come from the same pass: b gets a further column of ones.
 // Algorithm: one shared-memory tile of y per block, FMAs from registers (cuda/prims/simt_gemm.cuh).
 // Bound by FMA issue for large m, n and k, by memory for thin ones.
-// Sums in float32 (float64 for float64), one chain in the order of k: a row's bits depend neither on
-// the other rows nor on the tile that computes it.
+// Sums in float32 (float64 for float64), one chain in the order of k: a row's bits depend neither
+// on the other rows nor on the tile that computes it.
 #include "ops/gemm.h"
 
 #include <climits>
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks) gemm_kernel(
   const int64_t tiles = args.tiles_m * args.tiles_n * g.batch.numel;
   for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
     const TileOf tile(i, args.tiles_m, args.tiles_n);
-    const int64_t m0 = int64_t{tile.m} * Tile::kM, n0 = int64_t{tile.n} * Tile::kN;
+    const int64_t m0 = tile.m * Tile::kM, n0 = tile.n * Tile::kN;
     SimtSums<Tile, Acc> acc = {};
     for (int64_t k = 0; k < g.k.numel; k += args.inner) {
       int64_t at[5], from[2];
@@ -142,8 +142,8 @@ void launch_tile(const Gemm& g, const Launch& launch) {
                 launch.stream, args);
 }
 
-// The largest tile that is well filled and of which there are enough for the device. The bits do not
-// depend on the choice.
+// The largest tile that is well filled and of which there are enough for the device. The bits do
+// not depend on the choice.
 template <class T>
 void launch(const Gemm& g, const Launch& launch) {
   const auto enough = [&]<class Tile>(Tile) {

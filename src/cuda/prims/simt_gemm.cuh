@@ -5,10 +5,10 @@
 // Operand loader: gives the elements X[r, k] of one operand, where r is m for A and n for B.
 //
 //     struct Loader {
-//       static constexpr bool kAlongK;  // neighbouring k are neighbours in memory, else neighbouring r
-//       __device__ Row row(int64_t r) const;       // what depends on r alone (an offset, a pixel)
-//       __device__ Col col(int64_t k) const;       // what depends on k alone (an offset, a filter tap)
-//       __device__ Acc load(Row, Col) const;       // the element; may give 0 for padding
+//       static constexpr bool kAlongK;  // neighbours in memory: along k, else along r
+//       __device__ Row row(int64_t r) const;  // what depends on r alone (an offset, a pixel)
+//       __device__ Col col(int64_t k) const;  // what depends on k alone (an offset, a filter tap)
+//       __device__ Acc load(Row, Col) const;  // the element; may give 0 for padding
 //     };
 //
 // row and col may divide: a thread calls row once per tile of C and col once per step along k for
@@ -19,8 +19,8 @@
 // once, neighbouring threads with neighbouring n: n should be C's contiguous index (swap A and B
 // where it is not).
 //
-// Every sum is one chain of FMAs in the order of k, whatever the tile: its bits depend neither on the
-// tile shape nor on the other rows and columns.
+// Every sum is one chain of FMAs in the order of k, whatever the tile: its bits depend neither on
+// the tile shape nor on the other rows and columns.
 #pragma once
 
 #include "cuda/prims/gpu.h"
@@ -251,11 +251,11 @@ __device__ __forceinline__ void simt_gemm(int64_t m0, int64_t n0, int64_t m, int
   simt_finish<Tile, Acc>(acc, m0, n0, m, n, epilogue);
 }
 
-// Which tile of which item of a batch: `index` counts the tiles of all items. Tiles that follow each
-// other cover a block of C of up to 8 tiles' height, so that operands are found in the L2 cache.
+// Which tile of which item of a batch: `index` counts the tiles of all items. Tiles that follow
+// each other cover a block of C of up to 8 tiles' height, so that operands are found in the L2
+// cache.
 struct TileOf {
-  int64_t item;
-  int m, n;  // counted in tiles
+  int64_t item, m, n;  // m, n count tiles
 
   __device__ TileOf(int64_t index, int64_t tiles_m, int64_t tiles_n) {
     constexpr int64_t kBand = 8;
@@ -264,8 +264,8 @@ struct TileOf {
     const int64_t band = index / (kBand * tiles_n);
     const int64_t height = tiles_m - band * kBand < kBand ? tiles_m - band * kBand : kBand;
     index -= band * kBand * tiles_n;
-    m = static_cast<int>(band * kBand + index % height);
-    n = static_cast<int>(index / height);
+    m = band * kBand + index % height;
+    n = index / height;
   }
 };
 
