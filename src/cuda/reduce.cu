@@ -26,6 +26,7 @@ namespace {
 using namespace gpu;
 
 constexpr int kThreads = 256;
+constexpr int kRun = 16;
 
 template <class Acc>
 struct Candidate {
@@ -169,12 +170,19 @@ __global__ void reduce_kernel(const T* x, const T* pivots, Plan plan, Op op, Res
     const T* first = x + at[0];
     const Acc pivot = pivots ? static_cast<Acc>(pivots[at[2]]) : Acc(0);
     const int64_t begin = chunk * plan.chunk;
-    const int64_t end = min(begin + plan.chunk, plan.reduced.numel);
+    const int64_t rest = plan.reduced.numel - begin;
+    const int64_t end = begin + (rest < plan.chunk ? rest : plan.chunk);
     typename Op::State state = op.identity();
+    for (int64_t i = begin + rank; i < end;) {
+      // In runs, so that the rounding error of a sum grows with the run and the number of runs.
+      typename Op::State run = op.identity();
+      const int64_t stop = i + int64_t{kRun} * size < end ? i + int64_t{kRun} * size : end;
 #pragma unroll 4
-    for (int64_t i = begin + rank; i < end; i += size) {
-      const Acc v = static_cast<Acc>(first[offset_of(plan.reduced, i)]);
-      state = op(state, op.of(v, pivot, i));
+      for (; i < stop; i += size) {
+        const Acc v = static_cast<Acc>(first[offset_of(plan.reduced, i)]);
+        run = op(run, op.of(v, pivot, i));
+      }
+      state = op(state, run);
     }
     if constexpr (!kByThread) state = block_reduce(state, op, op.identity());
     if (rank != 0) continue;
