@@ -516,6 +516,7 @@ OPS = [
         {"a": normal(3, 9, 20), "b": normal(20, 17), "c": normal(17)},
         {"out": (3, 9, 17)},
         {"alpha": 0.5, "beta": 2.0},
+        any_rank=("b",),
     ),
     Op("matmul", {"a": normal(20), "b": normal(4, 20, 1)}, {"out": (4, 1)}, variant="vector"),
     Op(

@@ -21,7 +21,8 @@ def save(path: Path, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> N
 
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    content = to_bytes(tensors, metadata={key: json.dumps(v) for key, v in state.items()})
+    # One entry, since the order of several is not defined: equal runs make equal files.
+    content = to_bytes(tensors, metadata={"state": json.dumps(state, sort_keys=True)})
     try:
         with open(temporary, "wb") as file:
             file.write(content)
@@ -47,7 +48,7 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         with safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            state = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
-    except (SafetensorError, ValueError) as error:
+            state = json.loads((file.metadata() or {})["state"])
+    except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     return tensors, state

@@ -86,6 +86,33 @@ def matmul(a, b, c, alpha, beta, precision, out, stream):
     return call.result()
 
 
+cdef int require_disjoint(Call call, str name, const DLTensor* t, str other_name,
+                          const DLTensor* other) except -1:
+    """For an output and an array that only another C call of the same function reads or writes."""
+    cdef uintptr_t begin, end, other_begin, other_end
+    extent_in_memory(t, &begin, &end)
+    extent_in_memory(other, &other_begin, &other_end)
+    if begin < other_end and other_begin < end:
+        raise ValueError(f"{call.op}: {name} overlaps {other_name}")
+    return 0
+
+
+cdef void extent_in_memory(const DLTensor* t, uintptr_t* begin, uintptr_t* end) noexcept:
+    """From the lowest byte to the one past the highest; nothing for an empty tensor."""
+    cdef int64_t low = 0, high = 0, step = 1, reach
+    cdef int64_t itemsize = t.dtype.bits // 8
+    for i in range(t.ndim - 1, -1, -1):
+        if t.shape[i] == 0:
+            begin[0] = end[0] = 0
+            return
+        reach = (t.shape[i] - 1) * (step if t.strides == NULL else t.strides[i])
+        low, high = low + min(reach, 0), high + max(reach, 0)
+        step *= t.shape[i]
+    address = <uintptr_t>t.data + t.byte_offset
+    begin[0] = address + <uintptr_t>(low * itemsize)
+    end[0] = address + <uintptr_t>((high + 1) * itemsize)
+
+
 def matmul_backward(dy, a, b, alpha, precision, out, out_b, stream):
     cdef Call call = Call("matmul_backward", stream)
     cdef const DLTensor* tdy = call.input("dy", dy)
@@ -97,6 +124,9 @@ def matmul_backward(dy, a, b, alpha, precision, out, out_b, stream):
         sizeof(dlk_matmul_params), precision_of(call, precision), real(call, "alpha", alpha), 0)
     require_shape_of(call, "out", tda, "a", ta)
     require_shape_of(call, "out_b", tdb, "b", tb)
+    require_disjoint(call, "out", tda, "a", ta)
+    require_disjoint(call, "out_b", tdb, "b", tb)
+    require_disjoint(call, "out_b", tdb, "out", tda)
     while call.pending():
         with nogil:
             call.status = dlk_matmul_backward_a(tdy, tb, tda, &params, &call.launch)
