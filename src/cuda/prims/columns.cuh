@@ -88,12 +88,13 @@ template <class State>
 __device__ State merge_rows(const State& state, int lanes) {
   __shared__ State slot[kColumnThreads];
   __syncthreads();  // the previous call's reads of slot are over
-  slot[threadIdx.x] = state;
+  const int thread = threadIdx.x;
+  slot[thread] = state;
   for (int half = kColumnThreads / 2; half >= lanes; half /= 2) {
     __syncthreads();
-    if (threadIdx.x < half) slot[threadIdx.x].merge(slot[threadIdx.x + half]);
+    if (thread < half) slot[thread].merge(slot[thread + half]);
   }
-  return slot[threadIdx.x];
+  return slot[thread];
 }
 
 template <class State, class F>
