@@ -98,7 +98,7 @@ __device__ State merge_rows(const State& state, int lanes) {
 }
 
 template <class State, class F>
-__global__ void __launch_bounds__(kColumnThreads, 3)
+__global__ void __launch_bounds__(kColumnThreads, 2)
     column_partial_kernel(F f, ColumnTiles tiles, State* partial) {
   for (int64_t work = blockIdx.x; work < tiles.work(); work += gridDim.x) {
     const ColumnThread t(tiles, work);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kColumnThreads, 3)
 
 // f.finish(column, state) once per column.
 template <class State, class F>
-__global__ void __launch_bounds__(kColumnThreads, 3)
+__global__ void __launch_bounds__(kColumnThreads, 2)
     column_final_kernel(F f, ColumnTiles splits, const State* partial) {
   for (int64_t work = blockIdx.x; work < splits.work(); work += gridDim.x) {
     const ColumnThread t(splits, work);
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kColumnThreads, 3)
 
 // f.apply(f.load(column, position), coefficients of the column, column, position) for all elements.
 template <class F>
-__global__ void __launch_bounds__(kColumnThreads, 3) column_apply_kernel(F f, ColumnTiles tiles) {
+__global__ void __launch_bounds__(kColumnThreads, 2) column_apply_kernel(F f, ColumnTiles tiles) {
   for (int64_t work = blockIdx.x; work < tiles.work(); work += gridDim.x) {
     const ColumnThread t(tiles, work);
     if (t.begin >= t.end) continue;
