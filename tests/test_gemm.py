@@ -360,6 +360,26 @@ def test_bias_gradient_of_a_long_batch(backend, rng):
     np.testing.assert_allclose(backend.numpy(dbias), float64(dy).sum(0), rtol=1e-4)
 
 
+@pytest.mark.gpu
+@pytest.mark.sanitize
+def test_long_sums_are_cut_into_parts(gpu, dtype, rng):
+    """Parts of unequal length, added in order, with bias, accumulation and strided gradients."""
+    dy, x = normal(rng, (3001, 33), dtype), normal(rng, (3001, 70), dtype)
+    dweight, dbias = normal(rng, (33, 70), dtype), normal(rng, (33,), dtype)
+    arrays = gpu.array(dy), gpu.array(x)
+    plan = dlkern.explain(dlkern.linear_backward_weight, *arrays, bias=True)[0]
+    assert plan.implementation == "simt_split_k"
+    for layout in ("contiguous", "strided"):
+        out, out_bias = gpu.array(dweight, layout), gpu.array(dbias, layout)
+        dlkern.linear_backward_weight(*arrays, accumulate=True, out=out, out_bias=out_bias)
+        expected, scale = product(dy.T, x)
+        assert_close(gpu.numpy(out), expected + float64(dweight), dtype, "linear", scale=scale + 1)
+        assert_close(gpu.numpy(out_bias), float64(dy).sum(0) + float64(dbias), dtype, "linear",
+                     scale=np.abs(float64(dy)).sum(0) + 1)  # fmt: skip
+    short = [gpu.array(v[:100]) for v in (dy, x)]
+    assert dlkern.explain(dlkern.linear_backward_weight, *short)[0].implementation == "simt"
+
+
 def test_gradients_by_finite_differences(rng):
     a, b, dy = (rng.standard_normal(s) for s in ((2, 1, 3, 4), (3, 4, 2), (2, 3, 3, 2)))
     assert_grad(lambda a, b: dlkern.matmul(a, b, alpha=0.7), [a, b], dy,

@@ -88,7 +88,8 @@ DLK_API dlk_status_t dlk_linear_backward_input(const DLTensor* dy, const DLTenso
 
 /* dweight = dy^T x,  dbias = sum of dy over all but its last dimension (optional)
  *
- * dy [..., N], x [..., K], dweight [N, K], dbias [N]; dbias has the dtype of dweight. */
+ * dy [..., N], x [..., K], dweight [N, K], dbias [N]; dbias has the dtype of dweight. On a GPU a
+ * long sum for a small dweight wants a workspace (dlk_launch); so may dlk_matmul_backward_b. */
 DLK_API dlk_status_t dlk_linear_backward_weight(const DLTensor* dy, const DLTensor* x,
                                                 const DLTensor* dweight, const DLTensor* dbias,
                                                 const dlk_linear_backward_params* params,

@@ -9,6 +9,8 @@
 // several dimensions (summed batches, rows of a strided tensor) is a loop around the innermost one.
 // Row sums of a (a bias gradient) come from the same pass: b gets a further column of ones.
 // Algorithm: one shared-memory tile of y per block, FMAs from registers (cuda/prims/simt_gemm.cuh).
+// A long sum for a small y (a weight gradient) is cut into parts that fill the device; their sums
+// are added in order.
 // Bound by FMA issue for large m, n and k, by memory for thin ones.
 // Sums in float32 (float64 for float64), one chain in the order of k: a row's bits depend neither
 // on the other rows nor on the tile that computes it.
@@ -27,7 +29,9 @@ using namespace gpu;
 struct Args {
   Gemm g;
   int64_t columns;          // n, and one more where row sums are wanted
+  int64_t ones;             // the column of b that is all ones, if there is one
   int64_t inner, a_k, b_k;  // innermost dimension of k, and the strides along it
+  int64_t left;             // batch items are parts of a sum over so many k; or INT64_MAX
   int64_t tiles_m, tiles_n;
 };
 
@@ -108,13 +112,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks) gemm_kernel(
     const TileOf tile(i, args.tiles_m, args.tiles_n);
     const int64_t m0 = tile.m * Tile::kM, n0 = tile.n * Tile::kN;
     SimtSums<Tile, Acc> acc = {};
+    const int64_t left = args.left - tile.item * args.inner;
+    const int64_t inner = left < args.inner ? left : args.inner;
     for (int64_t k = 0; k < g.k.numel; k += args.inner) {
       int64_t at[5], from[2];
       g.batch.offsets(tile.item, at);
       g.k.offsets(k, from);
       const StridedOperand<T, kAAlongK> a{g.a.as<const T>() + at[0] + from[0], g.a.row, args.a_k};
-      const WithOnes<T, kBAlongK> b{{g.b.as<const T>() + at[1] + from[1], g.b.col, args.b_k}, g.n};
-      simt_accumulate<Tile, Acc>(acc, m0, n0, g.m, args.columns, 0, args.inner, a, b);
+      const WithOnes<T, kBAlongK> b{{g.b.as<const T>() + at[1] + from[1], g.b.col, args.b_k},
+                                    args.ones};
+      simt_accumulate<Tile, Acc>(acc, m0, n0, g.m, args.columns, 0, inner, a, b);
     }
     int64_t at[5];  // again: not to be kept in registers all the while
     g.batch.offsets(tile.item, at);
@@ -124,8 +131,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks) gemm_kernel(
 }
 
 template <class Tile, class T>
-void launch_tile(const Gemm& g, const Launch& launch) {
-  Args args{g, g.n + (g.row_sum.data ? 1 : 0)};
+void launch_tile(Args args, const Launch& launch) {
+  const Gemm& g = args.g;
   const int last = g.k.ndim - 1;
   args.inner = last < 0 ? 1 : g.k.shape[last];
   args.a_k = last < 0 ? 0 : g.k.stride[0][last];
@@ -145,22 +152,91 @@ void launch_tile(const Gemm& g, const Launch& launch) {
 // The largest tile that is well filled and of which there are enough for the device. The bits do
 // not depend on the choice.
 template <class T>
-void launch(const Gemm& g, const Launch& launch) {
+void launch_products(const Args& args, const Launch& launch) {
+  const Gemm& g = args.g;
   const auto enough = [&]<class Tile>(Tile) {
     const int64_t tiles = ceil_div(g.m, Tile::kM) * ceil_div(g.n, Tile::kN) * g.batch.numel;
     return g.m > Tile::kM / 2 && g.n > Tile::kN / 2 && tiles >= multiprocessor_count();
   };
   if constexpr (sizeof(Accumulator<T>) == 4) {
-    if (enough(LargeTile{})) return launch_tile<LargeTile, T>(g, launch);
+    if (enough(LargeTile{})) return launch_tile<LargeTile, T>(args, launch);
   }
-  if (enough(MediumTile{})) return launch_tile<MediumTile, T>(g, launch);
-  launch_tile<SmallTile, T>(g, launch);
+  if (enough(MediumTile{})) return launch_tile<MediumTile, T>(args, launch);
+  launch_tile<SmallTile, T>(args, launch);
+}
+
+template <class T>
+void launch_simt(const Gemm& g, const Launch& launch) {
+  launch_products<T>({g, g.n + (g.row_sum.data ? 1 : 0), g.n, 0, 0, 0, INT64_MAX, 0, 0}, launch);
+}
+
+// ---- A long sum in parts -------------------------------------------------------------------
+
+// As many parts as give each block of a large device a tile; a function of the shape alone, and so
+// are the bits.
+struct Parts {
+  int64_t count, length;
+
+  explicit Parts(const Gemm& g) {
+    constexpr int64_t kTiles = 512, kShortest = 512;
+    const int64_t tiles = ceil_div(g.m, MediumTile::kM) * ceil_div(g.n, MediumTile::kN);
+    const int64_t wanted = std::min(kTiles / std::max<int64_t>(tiles, 1), g.k.numel / kShortest);
+    length = ceil_div(ceil_div(g.k.numel, std::max<int64_t>(wanted, 1)), 32) * 32;
+    count = length ? ceil_div(g.k.numel, length) : 1;
+  }
+};
+
+const char* cannot_split(const Gemm& g) {
+  if (!g.may_split || g.batch.numel != 1) return "not a weight gradient";
+  if (g.k.ndim != 1) return "the sum runs over several dimensions";
+  return Parts(g).count < 2 ? "the sum is short, or y large enough without parts" : nullptr;
+}
+
+// [parts, m, columns], of the type of the sums.
+size_t split_workspace(const Gemm& g) {
+  const int64_t columns = g.n + (g.row_sum.data ? 1 : 0);
+  return Parts(g).count * g.m * columns * (g.a.dtype == DType::kFloat64 ? 8 : 4);
+}
+
+template <class Acc>
+__global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t parts) {
+  const GemmEpilogue<Acc> epilogue{g, 0, 0, 0};
+  const int64_t size = g.m * columns, step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
+    Acc sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += sums[part * size + i];
+    epilogue(i / columns, i % columns, sum);
+  }
+}
+
+// The parts are a batch of products, whose results lie in the workspace.
+template <class T>
+void launch_split(const Gemm& g, const Launch& launch) {
+  using Acc = Accumulator<T>;
+  const Parts parts(g);
+  const int64_t columns = g.n + (g.row_sum.data ? 1 : 0);
+  Gemm products;
+  products.m = g.m;
+  products.n = columns;
+  products.a = g.a;
+  products.b = g.b;
+  products.y = {launch.workspace, sizeof(Acc) == 8 ? DType::kFloat64 : DType::kFloat32, columns, 1};
+  const int64_t a_k = g.k.stride[0][0], b_k = g.k.stride[1][0];
+  products.k.push(parts.length, {a_k, b_k});
+  products.batch.push(parts.count, {parts.length * a_k, parts.length * b_k, 0, g.m * columns, 0});
+  launch_products<T>({products, columns, g.n, 0, 0, 0, g.k.numel, 0, 0}, launch);
+  launch_kernel(add_parts_kernel<Acc>, grid_for(g.m * columns, 256), 256, 0, launch.stream,
+                static_cast<const Acc*>(launch.workspace), g, columns, parts.count);
 }
 
 constexpr Impl<Gemm> kGemm[] = {
+    {"simt_split_k", cannot_split, split_workspace,
+     [](const Gemm& g, const Launch& l) {
+       dispatch_floating(g.a.dtype, [&]<class T>() { launch_split<T>(g, l); });
+     }},
     {"simt", supports_all, nullptr,
      [](const Gemm& g, const Launch& l) {
-       dispatch_floating(g.a.dtype, [&]<class T>() { launch<T>(g, l); });
+       dispatch_floating(g.a.dtype, [&]<class T>() { launch_simt<T>(g, l); });
      }},
 };
 

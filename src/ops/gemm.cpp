@@ -201,6 +201,7 @@ dlk_status_t matmul_backward(const char* op, bool of_a, const DLTensor* dy_, con
     Gemm g = of_a ? make_gemm(full.y, transposed(full.b), {}, full.a)
                   : make_gemm(transposed(full.a), full.y, {}, full.b);
     g.alpha = p.alpha;
+    g.may_split = !of_a;
     run(call, g);
   });
 }
@@ -382,6 +383,7 @@ dlk_status_t dlk_linear_backward_weight(const DLTensor* dy_, const DLTensor* x_,
     }
     if (dbias) g.row_sum = matrix(dbias, dbias.strides[0], 0);
     g.add_row_sum = p.accumulate != 0;
+    g.may_split = true;
     run(call, g);
   });
 }

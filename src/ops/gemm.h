@@ -40,6 +40,9 @@ struct Gemm {
   // Where present (no batch then): row_sum[m] = sum_k a[m, k] (+ row_sum[m]), strided by row.
   Matrix row_sum;
   bool add_row_sum = false;
+  // k may be summed in parts: a gradient that nobody expects to be the same, bit for bit, in a batch
+  // of another size.
+  bool may_split = false;
 };
 
 template <>
