@@ -167,8 +167,10 @@ def test_numpy_extension_dtypes(rng, dtype):
 
 @pytest.mark.parametrize("dtype", ["V4", "V3", ml_dtypes.int4, ml_dtypes.float8_e4m3fnuz])
 def test_edge_25_numpy_extension_dtypes_that_nothing_takes(dtype):
-    name = np.dtype(dtype).name
-    with pytest.raises(TypeError, match=f"relu: x.dtype is {name}, which no dlkern op takes"):
+    expected = f"relu: x.dtype is {np.dtype(dtype).name}, which no dlkern op takes"
+    if np.dtype(dtype).kind == "V" and np.dtype(dtype).isbuiltin != 2:
+        expected = "relu: x cannot be exported by DLPack"  # plain bytes: NumPy's own refusal
+    with pytest.raises(TypeError, match=expected):
         dlkern.relu(np.zeros(3, dtype))
 
 

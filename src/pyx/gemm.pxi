@@ -108,7 +108,7 @@ cdef void extent_in_memory(const DLTensor* t, uintptr_t* begin, uintptr_t* end) 
         reach = (t.shape[i] - 1) * (step if t.strides == NULL else t.strides[i])
         low, high = low + min(reach, 0), high + max(reach, 0)
         step *= t.shape[i]
-    address = <uintptr_t>t.data + t.byte_offset
+    cdef uintptr_t address = <uintptr_t>t.data + <uintptr_t>t.byte_offset
     begin[0] = address + <uintptr_t>(low * itemsize)
     end[0] = address + <uintptr_t>((high + 1) * itemsize)
 
