@@ -48,7 +48,8 @@ def workspace(buffer: Any) -> Iterator[None]:
 
     Without it an op that needs scratch space on a GPU takes it from the framework of its inputs.
     `explain` tells how many bytes a call needs. Two calls that may run at the same time must not
-    share a workspace.
+    share a workspace. In a CUDA graph captured otherwise than by torch (whose graphs keep a memory
+    pool of their own), give a workspace that lives as long as the graph.
 
     Parameters
     ----------

@@ -276,7 +276,7 @@ def test_edge_08_debug_mode_reports_the_label(gpu):
         "    print('reported')\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False,
         env=os.environ | {"DLKERN_DEBUG": "1"},
     )  # fmt: skip
     assert run.stdout.strip() == "reported", run.stderr

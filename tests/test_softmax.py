@@ -158,6 +158,17 @@ def test_rows_do_not_depend_on_the_batch(backend, dtype, rng):
     np.testing.assert_array_equal(many[17:18], one)
 
 
+@pytest.mark.parametrize("n", [5, 300, 5000])
+def test_columns_do_not_depend_on_the_columns_beside_them(backend, rng, n):
+    x = logits(rng, (n, 70), "float32")
+    columns = [
+        backend.raw(dlkern.softmax(backend.array(np.ascontiguousarray(x[:, :m])), axis=0))[:, 0]
+        for m in (1, 7, 8, 70)
+    ]
+    for column in columns[1:]:
+        np.testing.assert_array_equal(column, columns[0])
+
+
 @pytest.mark.parametrize("op", FORWARD)
 def test_gradient_by_finite_differences(rng, op):
     x, dy = rng.standard_normal((2, 3, 5))

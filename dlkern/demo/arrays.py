@@ -38,7 +38,7 @@ class Arrays:
     def fill(self, name: str, values: np.ndarray) -> Any:
         """The buffer of that name, with these values."""
         array = self.buffer(name, values.shape, values.dtype.name)
-        self.write(array, np.ascontiguousarray(values))
+        self.write(array, np.asarray(values, order="C"))
         return array
 
     def part(self, array: Any, start: int, shape: Shape) -> Any:

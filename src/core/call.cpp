@@ -90,6 +90,9 @@ Call::Call(const char* op, const dlk_launch* launch) : op_(op) {
     const dlk_launch l = read_params(launch, dlk_launch DLK_LAUNCH_INIT, "launch");
     launch_ = {l.stream, l.workspace, l.workspace_bytes, 0};
     flags_ = l.flags;
+    if (flags_ & ~uint32_t{DLK_LAUNCH_PLAN_ONLY}) {
+      fail(DLK_INVALID_ARGUMENT, "launch.flags is ", flags_, ", expected bits of dlk_launch_flags");
+    }
   }
 }
 
@@ -230,6 +233,9 @@ bool Call::chosen(const char* impl, size_t workspace_bytes) {
   if (launch_.workspace_bytes < workspace_bytes || (workspace_bytes && !launch_.workspace)) {
     fail(DLK_WORKSPACE_TOO_SMALL, "workspace is ", launch_.workspace_bytes, " bytes, expected ",
          workspace_bytes, " for implementation ", impl);
+  }
+  if (workspace_bytes && reinterpret_cast<uintptr_t>(launch_.workspace) % 256 != 0) {
+    fail(DLK_INVALID_ARGUMENT, "workspace is not aligned to 256 bytes");
   }
   return true;
 }

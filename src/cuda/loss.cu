@@ -62,8 +62,9 @@ struct Rows {
 
 // Writes the loss of each row to `loss`, or to `row_loss` (workspace) where that is given.
 template <class T, Group kGroup>
-__global__ void cross_entropy_forward_kernel(Rows<T> rows, StridedIndex<1> index, MixedView<T> loss,
-                                             Accumulator<T>* row_loss) {
+__global__ void __launch_bounds__(kMaxRowThreads)
+    cross_entropy_forward_kernel(Rows<T> rows, StridedIndex<1> index, MixedView<T> loss,
+                                 Accumulator<T>* row_loss) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   const Acc smoothing = static_cast<Acc>(rows.smoothing);
@@ -139,7 +140,8 @@ struct BackwardArgs {
 };
 
 template <class T, Group kGroup>
-__global__ void cross_entropy_backward_kernel(BackwardArgs<T> args) {
+__global__ void __launch_bounds__(kMaxRowThreads)
+    cross_entropy_backward_kernel(BackwardArgs<T> args) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   const Rows<T>& rows = args.rows;
@@ -190,7 +192,7 @@ void launch_forward(const CrossEntropyForward& p, const Launch& launch) {
   if (p.reduction != DLK_REDUCTION_NONE) {
     row_loss = reinterpret_cast<Acc*>(partial + tiles.partials());
   }
-  const RowConfig config = pick_rows(index, rows.classes, rows.stride);
+  const RowConfig config = pick_rows(rows.classes, p.axis == p.logits.ndim - 1);
   dispatch_group(config.group, [&]<Group kGroup>() {
     launch_kernel(cross_entropy_forward_kernel<T, kGroup>,
                   grid_for(config.blocks(rows.count), 1, 16), config.threads, 0, launch.stream,
@@ -226,7 +228,7 @@ void launch_backward(const CrossEntropyBackward& p, const Launch& launch) {
                              MixedView<T>(p.dloss),
                              p.reduction == DLK_REDUCTION_NONE,
                              total};
-  const RowConfig config = pick_rows(args.index, rows.classes, rows.stride);
+  const RowConfig config = pick_rows(rows.classes, p.axis == p.logits.ndim - 1);
   dispatch_group(config.group, [&]<Group kGroup>() {
     launch_kernel(cross_entropy_backward_kernel<T, kGroup>,
                   grid_for(config.blocks(rows.count), 1, 16), config.threads, 0, launch.stream,

@@ -47,7 +47,7 @@ struct ForwardArgs {
 };
 
 template <class T, Group kGroup>
-__global__ void row_norm_forward_kernel(ForwardArgs<T> args) {
+__global__ void __launch_bounds__(kMaxRowThreads) row_norm_forward_kernel(ForwardArgs<T> args) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   const int64_t n = args.elements.row.numel;
@@ -95,7 +95,7 @@ struct BackwardArgs {
 };
 
 template <class T, Group kGroup>
-__global__ void row_norm_backward_kernel(BackwardArgs<T> args) {
+__global__ void __launch_bounds__(kMaxRowThreads) row_norm_backward_kernel(BackwardArgs<T> args) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   const int64_t n = args.elements.row.numel;
@@ -141,7 +141,7 @@ struct WeightSums {
 };
 
 // A warp or a block for a row, never a single thread.
-RowConfig pick(int64_t n) { return pick_rows(StridedIndex<1>{}, n, 1); }
+RowConfig pick(int64_t n) { return pick_rows(n, true); }
 
 template <class F>
 void dispatch_row_group(Group group, F&& f) {

@@ -47,6 +47,8 @@ bool is_sticky(ErrorCode code) {
 
 void check(ErrorCode code, const char* what) {
   if (code == kSuccess) return;
+  if (DLK_GPU(PeekAtLastError)() == code)
+    (void)DLK_GPU(GetLastError)();  // told here, not left behind
   // What a child process gets that was forked after its parent had used the GPU.
   const char* hint = code == kNotInitialized
                          ? "; a process forked after CUDA was initialised cannot use it: start it "
@@ -65,7 +67,9 @@ void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, 
     fail(DLK_DEVICE_ERROR, "the device already failed in earlier work, before this call: ",
          DLK_GPU(GetErrorName)(code), " (", DLK_GPU(GetErrorString)(code), ")");
   }
-  if (pending == kSuccess) (void)DLK_GPU(GetLastError)();
+  if (pending != kSuccess && pending == code) {
+    fail(DLK_DEVICE_ERROR, "kernel launch: ", DLK_GPU(GetErrorName)(code));  // and theirs stays
+  }
   check(code, "kernel launch");
 }
 
@@ -141,8 +145,12 @@ bool is_capturing(void* stream) {
   return code == kSuccess && status != hipStreamCaptureStatusNone;
 #else
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const ErrorCode pending = cudaPeekAtLastError();
   const ErrorCode code = cudaStreamIsCapturing(static_cast<Stream>(stream), &status);
-  return code == kSuccess && status != cudaStreamCaptureStatusNone;
+  if (code == kSuccess) return status != cudaStreamCaptureStatusNone;
+  if (pending == kSuccess) (void)cudaGetLastError();
+  // The legacy stream while another one captures: to synchronise it would break that capture.
+  return code == cudaErrorStreamCaptureImplicit;
 #endif
 }
 
@@ -170,8 +178,9 @@ const char* check_pointer(const void* data, size_t bytes, int device) {
   }
 #else
   cudaPointerAttributes attributes;
+  const cudaError_t pending = cudaPeekAtLastError();
   if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
-    (void)cudaGetLastError();
+    if (pending == cudaSuccess) (void)cudaGetLastError();
     return "is not memory that the CUDA runtime knows";
   }
   if (attributes.type == cudaMemoryTypeUnregistered) {

@@ -32,7 +32,8 @@ struct Args {
 };
 
 template <class T, Group kGroup, bool kLog>
-__global__ void softmax_forward_kernel(const T* x, T* y, Args<2> args) {
+__global__ void __launch_bounds__(kMaxRowThreads)
+    softmax_forward_kernel(const T* x, T* y, Args<2> args) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   for (int64_t row = team.row; row < args.rows.numel; row += team.row_step) {
@@ -50,7 +51,8 @@ __global__ void softmax_forward_kernel(const T* x, T* y, Args<2> args) {
 }
 
 template <class T, Group kGroup, bool kLog>
-__global__ void softmax_backward_kernel(const T* dy, const T* y, T* dx, Args<3> args) {
+__global__ void __launch_bounds__(kMaxRowThreads)
+    softmax_backward_kernel(const T* dy, const T* y, T* dx, Args<3> args) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   for (int64_t row = team.row; row < args.rows.numel; row += team.row_step) {
@@ -75,7 +77,7 @@ void launch_forward(const SoftmaxForward& p, const Launch& launch) {
   const Args<2> args{make_index<2>({&p.x, &p.y}, ~(1u << p.axis)),
                      p.x.shape[p.axis],
                      {p.x.strides[p.axis], p.y.strides[p.axis]}};
-  const RowConfig config = pick_rows(args.rows, args.n, args.stride[0]);
+  const RowConfig config = pick_rows(args.n, p.axis == p.x.ndim - 1);
   const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
   dispatch_group(config.group, [&]<Group kGroup>() {
     launch_kernel(
@@ -89,7 +91,7 @@ void launch_backward(const SoftmaxBackward& p, const Launch& launch) {
   const Args<3> args{make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)),
                      p.dy.shape[p.axis],
                      {p.dy.strides[p.axis], p.y.strides[p.axis], p.dx.strides[p.axis]}};
-  const RowConfig config = pick_rows(args.rows, args.n, args.stride[0]);
+  const RowConfig config = pick_rows(args.n, p.axis == p.dy.ndim - 1);
   const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
   dispatch_group(config.group, [&]<Group kGroup>() {
     launch_kernel(p.log ? softmax_backward_kernel<T, kGroup, true>

@@ -141,17 +141,28 @@ cdef void export_release(ExportContext* context) noexcept with gil:
     PyMem_Free(context)
 
 
-cdef extern from "Python.h":
-    int Py_IsInitialized() nogil
+cdef extern from *:
+    """
+    /* Whether Python code can still run. While the interpreter ends, a foreign thread that asked for
+       the GIL would never get it: what it holds is then left to the operating system. */
+    static int dlk_python_is_usable(void) {
+    #if PY_VERSION_HEX >= 0x030d0000
+        return Py_IsInitialized() && !Py_IsFinalizing();
+    #else
+        return Py_IsInitialized() && !_Py_IsFinalizing();
+    #endif
+    }
+    """
+    int dlk_python_is_usable() nogil
 
 
 cdef void export_delete_versioned(DLManagedTensorVersioned* self) noexcept nogil:
-    if Py_IsInitialized():
+    if dlk_python_is_usable():
         export_release(<ExportContext*>self.manager_ctx)
 
 
 cdef void export_delete_legacy(DLManagedTensor* self) noexcept nogil:
-    if Py_IsInitialized():
+    if dlk_python_is_usable():
         export_release(<ExportContext*>self.manager_ctx)
 
 

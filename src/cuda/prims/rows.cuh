@@ -1,7 +1,8 @@
 // Row-wise kernels: which threads share a row.
 //
 // A row is n elements at some stride. A block walks it, a warp where it is short, or a single thread
-// where it is strided and neighbouring rows are adjacent in memory, so that a warp stays coalesced.
+// where it does not run along the last axis: neighbouring rows are then mostly adjacent in memory, and
+// a warp stays coalesced.
 #pragma once
 
 #include "core/index.h"
@@ -30,16 +31,14 @@ struct RowConfig {
   }
 };
 
-// For n elements at `stride` in each of `rows`, as they lie in the first tensor. The number of rows
-// must not matter: a row's bits would depend on it.
-template <int N>
-RowConfig pick_rows(const StridedIndex<N>& rows, int64_t n, int64_t stride) {
-  const int last = rows.ndim - 1;
-  if ((stride >= 8 || stride <= -8) && last >= 0 && rows.stride[0][last] == 1) {
-    return {Group::kThread, 128};
-  }
-  if (n <= 512) return {Group::kWarp, 256};
-  return {Group::kBlock, n <= 4096 ? 256 : 1024};
+inline constexpr int kMaxRowThreads = 512;  // for __launch_bounds__ of the kernels
+
+// For rows of n elements along the tensor's last axis or another one. Nothing that tells how many
+// rows there are may matter, strides included: a row's bits would depend on it.
+inline RowConfig pick_rows(int64_t n, bool last_axis) {
+  if (!last_axis && n <= 4096) return {Group::kThread, 128};
+  if (last_axis && n <= 512) return {Group::kWarp, 256};
+  return {Group::kBlock, n <= 4096 ? 256 : kMaxRowThreads};
 }
 
 // The threads that share a row, and the rows that are theirs:
