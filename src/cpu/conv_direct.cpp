@@ -9,6 +9,9 @@
 //              one: taps outside the image are left out
 //
 // A task is a group or a row of an image; its bits depend neither on threads nor on the batch.
+#include <cstring>
+#include <vector>
+
 #include "cpu/conv.h"
 #include "cpu/prims/convert.h"
 #include "cpu/prims/parallel.h"

@@ -6,7 +6,8 @@
 //
 // Threads share panels of positions (forward), channels and images (backward_input), weights and
 // fixed parts of the batch (backward_weight), so that nothing is written by two of them. The cuts
-// depend on the extents alone, and in the first two not on the batch: so do an image's bits. 16-bit data pass through float32 panels.
+// depend on the extents alone, and in the first two not on the batch: so do an image's bits. 16-bit
+// data pass through float32 panels.
 #include "cpu/conv.h"
 #include "cpu/conv_patches.h"
 #include "cpu/prims/blas.h"
@@ -19,7 +20,6 @@ namespace {
 constexpr int64_t kGrain = int64_t{1} << 20;  // multiplications worth a thread
 constexpr int64_t kTasks = 16;                // enough parts of a whole problem
 constexpr int64_t kTasksPerImage = 4;
-constexpr int64_t kMinColumns = 192;  // of a panel: below, products are inefficient
 constexpr int64_t kPanelElements = 192 * 1024;
 constexpr int64_t kPanelRows = 768;
 
@@ -27,15 +27,15 @@ int64_t grain(int64_t multiplications_per_task) {
   return 1 + kGrain / (multiplications_per_task + 1);
 }
 
-// Along which memory runs; only speed depends on the answer.
 Form form_of(const ConvProblem& p) {
-  const auto channels_last = [](const ConvImageStrides& s, int64_t channels) {
-    return channels > 1 && std::abs(s.c) < std::abs(s.spatial[2]);
-  };
-  const ConvGeometry& g = p.geometry;
-  const bool last = g.groups * g.c > 1 ? channels_last(p.x_strides, g.groups * g.c)
-                                       : channels_last(p.y_strides, g.groups * g.k);
-  return last ? Form::kPositionMajor : Form::kChannelMajor;
+  return channels_last(p) ? Form::kPositionMajor : Form::kChannelMajor;
+}
+
+// Positions of a panel whose patches have `rows` rows: enough for efficient products, few enough for
+// the L2 cache, and never a buffer past 64 MB for the sake of efficiency.
+int64_t panel_columns(int64_t rows) {
+  const int64_t least = std::clamp<int64_t>((int64_t{1} << 24) / rows, 1, 192);
+  return std::clamp<int64_t>(kPanelElements / rows, least, 1024);
 }
 
 // Offset of tap t, counted in row-major order.
@@ -142,7 +142,7 @@ void forward(const ConvProblem& p) {
   const int64_t outer = g.c > 0 ? x.outer() : 0;  // nothing to sum: the bias alone
   const int64_t units = std::clamp<int64_t>(kPanelRows / inner, 1, std::max<int64_t>(outer, 1));
   const int64_t rows = units * inner;
-  const PanelPlan panels(g, std::clamp<int64_t>(kPanelElements / rows, kMinColumns, 1024), false);
+  const PanelPlan panels(g, panel_columns(rows), false);
   // Small images: their output channels are shared as well, though each part builds the patches.
   const int64_t parts = std::clamp<int64_t>(
       g.k / 128, 1, ceil_div(kTasksPerImage, panels.panels_per_image * g.groups));
@@ -261,7 +261,6 @@ void backward_input(const ConvProblem& p) {
   const Form form = form_of(p);
   const bool channel_major = form == Form::kChannelMajor;
   const int64_t taps = g.taps();
-  const PanelPlan panels(g, kPanelElements / 512, false);
   // A task: an image, one group, a chunk of its channels.
   int64_t chunks = ceil_div(g.c * taps, 512);
   if (g.groups * chunks < kTasksPerImage) {
@@ -271,7 +270,9 @@ void backward_input(const ConvProblem& p) {
   chunks = ceil_div(g.c, chunk);
   const Weights<T> weights(p, form, chunk);
 
-  const int64_t columns = panels.max_columns(), rows = chunk * taps;
+  const int64_t rows = chunk * taps;
+  const PanelPlan panels(g, std::min<int64_t>(panel_columns(rows), 384), false);
+  const int64_t columns = panels.max_columns();
   const int64_t work = g.out_count() * g.k * rows;
   parallel_for(g.batch * g.groups * chunks, grain(work), [&](int64_t begin, int64_t end) {
     std::vector<Acc> product(rows * columns), buffer(g.k * columns);
@@ -347,7 +348,7 @@ void backward_weight(const ConvProblem& p) {
   const int64_t inner = x.inner(), r = x.outer() * inner;
   const int64_t units = std::clamp<int64_t>(kPanelRows / inner, 1, x.outer());
   const int64_t chunks = ceil_div(x.outer(), units), rows = units * inner;
-  const PanelPlan panels(g, std::clamp<int64_t>(kPanelElements / rows, kMinColumns, 1024), true);
+  const PanelPlan panels(g, panel_columns(rows), true);
   const int64_t splits =
       std::clamp<int64_t>(kTasks / (g.groups * chunks), 1, std::max<int64_t>(panels.count, 1));
   std::vector<Acc> sums(splits * g.groups * g.k * r);

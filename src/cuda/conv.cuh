@@ -3,6 +3,7 @@
 // these are turned into positions of an image or of the weights.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 
 #include "core/fast_div.h"
@@ -159,14 +160,6 @@ inline const char* fits(const ConvGeometry& g) {
     }
   }
   return nullptr;
-}
-
-// Whether channels lie closer together than pixels do: which way the threads of a warp should run.
-inline bool channels_last(const ConvProblem& p) {
-  const ConvGeometry& g = p.geometry;
-  const bool by_x = g.groups * g.c > 1;
-  const ConvImageStrides& s = by_x ? p.x_strides : p.y_strides;
-  return (by_x ? g.c : g.k) * g.groups > 1 && std::abs(s.c) < std::abs(s.spatial[2]);
 }
 
 // The patch matrix [pixel, (channel, tap)] of an image as an operand, with pixels as rows or as

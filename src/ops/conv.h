@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdlib>
+
 #include "core/call.h"
 #include "core/tensor.h"
 #include "core/window.h"
@@ -46,6 +48,15 @@ struct ConvProblem {
   bool accumulate;  // backward_weight
   dlk_precision precision;
 };
+
+// Whether channels lie closer together in memory than neighbouring pixels do: which way loops, or the
+// threads of a warp, should run. Strides decide, not the layout that the caller named.
+inline bool channels_last(const ConvProblem& p) {
+  const ConvGeometry& g = p.geometry;
+  const bool by_x = g.groups * g.c > 1;
+  const ConvImageStrides& s = by_x ? p.x_strides : p.y_strides;
+  return (by_x || g.groups * g.k > 1) && std::abs(s.c) < std::abs(s.spatial[2]);
+}
 
 template <ConvDirection kDirection>
 struct Conv : ConvProblem {};
