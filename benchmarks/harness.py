@@ -43,7 +43,7 @@ from benchmarks.machine import device_name, metadata
 
 RESULTS = Path(__file__).parent / "results"
 # Beyond every cache: the L2 of a GPU, the last level of a CPU.
-FLUSH_BYTES = {"cuda": 256 << 20, "cpu": 128 << 20}
+FLUSH_BYTES = {"cuda": 512 << 20, "cpu": 128 << 20}
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
 
 Run = Callable[[], Any]
