@@ -143,8 +143,8 @@ cdef void export_release(ExportContext* context) noexcept with gil:
 
 cdef extern from *:
     """
-    /* Whether Python code can still run. While the interpreter ends, a foreign thread that asked for
-       the GIL would never get it: what it holds is then left to the operating system. */
+    /* Whether Python code can still run. While the interpreter ends, a foreign thread that asked
+       for the GIL would never get it: what it holds is then left to the operating system. */
     static int dlk_python_is_usable(void) {
     #if PY_VERSION_HEX >= 0x030d0000
         return Py_IsInitialized() && !Py_IsFinalizing();
