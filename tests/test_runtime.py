@@ -390,6 +390,57 @@ class TestStreams:
         np.testing.assert_allclose(dlkern.softmax(pinned), 0.2)
 
 
+@pytest.mark.gpu
+class TestSecondDevice:
+    """Tensors on cuda:1 while cuda:0 is current."""
+
+    @pytest.fixture(autouse=True)
+    def _two_devices(self, gpu):
+        self.torch = pytest.importorskip("torch")
+        if len(dlkern.devices()) < 2:
+            pytest.skip("needs two GPUs")
+
+    def test_results_and_current_device(self):
+        torch = self.torch
+        a, b = torch.randn(4000, 12, device="cuda:0"), torch.randn(4000, 9, device="cuda:0")
+        image, weight = torch.randn(2, 8, 9, 9, device="cuda:0"), torch.randn(4, 8, 3, 3).cuda(0)
+        calls = [
+            (dlkern.softmax, [a], {}),
+            (dlkern.sum, [a], {}),
+            (dlkern.layer_norm, [a], {}),
+            (dlkern.linear_backward_weight, [b, a], {"bias": True}),
+            (dlkern.conv, [image, weight], {"padding": 1}),
+        ]
+        for function, arrays, options in calls:
+            here = function(*arrays, **options)
+            there = function(*[x.to("cuda:1") for x in arrays], **options)
+            assert torch.cuda.current_device() == 0
+            for x, y in zip(*map(as_tuple, (here, there)), strict=True):
+                assert y.device.index == 1
+                assert torch.equal(x.cpu(), y.cpu()), function
+
+    def test_current_stream_of_the_other_device(self):
+        torch = self.torch
+        side = torch.cuda.Stream(device=1)
+        x = torch.zeros(1000, device="cuda:1")
+        torch.cuda.synchronize(1)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(100_000_000)
+            x.copy_(torch.linspace(0, 1, 1000, device="cuda:1"))
+            y = dlkern.softmax(x)
+        torch.cuda.synchronize(1)
+        torch.testing.assert_close(y, torch.softmax(x, 0))
+
+    def test_devices_do_not_mix(self):
+        x, out = self.torch.ones(4, device="cuda:1"), self.torch.ones(4, device="cuda:0")
+        with pytest.raises(ValueError, match=r"out is on cuda:0, expected cuda:1 \(x\)"):
+            dlkern.softmax(x, out=out)
+
+
+def as_tuple(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
 def loaded_library(name):
     """Path of a shared library that this process has loaded."""
     with open("/proc/self/maps") as maps:
