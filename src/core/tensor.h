@@ -47,6 +47,14 @@ struct Tensor {
 // (NULL, more than kMaxDims dimensions, negative extent, misaligned data, unknown device).
 Tensor make_tensor(const char* name, const DLTensor* t);
 
+// t with the strides of a contiguous tensor of its shape: for other memory, or for an index that
+// walks row-major positions along with memory.
+inline Tensor row_major(Tensor t) {
+  int64_t stride = 1;
+  for (int d = t.ndim - 1; d >= 0; stride *= t.shape[d--]) t.strides[d] = stride;
+  return t;
+}
+
 // "[2, 3]"
 std::string shape_string(const int64_t* shape, int ndim);
 inline std::string shape_string(const Tensor& t) { return shape_string(t.shape.data(), t.ndim); }

@@ -123,12 +123,11 @@ Plan make_plan(const Reduce& p, const Tensor& pivot) {
   plan.kept = in_memory_order(make_index<3>({&p.x, &p.y, &pivot}, ~p.axes));
   plan.reduced = make_index<1>({&p.x}, p.axes);
   if (!is_arg(p.kind)) plan.reduced = in_memory_order(plan.reduced);
-  const int last = plan.kept.ndim - 1, last_reduced = plan.reduced.ndim - 1;
   const int64_t n = plan.reduced.numel;
-  const bool closer =
-      last >= 0 && last_reduced >= 0 && plan.kept.shape[last] >= 16 &&
-      std::abs(plan.kept.stride[0][last]) < std::abs(plan.reduced.stride[0][last_reduced]);
-  plan.by_thread = closer || n < 32;
+  // Where the last axis is kept, neighbouring results are mostly adjacent in memory. Nothing that
+  // tells how many results there are may matter, strides included: a result's bits would depend on it.
+  const bool keeps_last = p.x.ndim > 0 && !(p.axes >> (p.x.ndim - 1) & 1u);
+  plan.by_thread = keeps_last || n < 32;
   plan.chunk = plan.by_thread ? 256 : 16384;
   plan.chunks = std::max<int64_t>(ceil_div(n, plan.chunk), 1);
   return plan;

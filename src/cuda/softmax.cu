@@ -8,8 +8,8 @@
 // Layout: the axis has n elements at some stride; all other dimensions together are the rows. One
 // group of threads walks one row: see prims/rows.cuh.
 // Maximum and sum come from one pass (online softmax): a row is read twice and written once.
-// Bound by memory. Sums in float32 (float64 for float64), in an order fixed by n and the strides
-// alone: a row's bits do not depend on the other rows.
+// Bound by memory. Sums in float32 (float64 for float64), in an order fixed by n and by
+// whether the axis is the last: a row's bits do not depend on the other rows.
 //
 // Reference: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
 #include "ops/softmax.h"

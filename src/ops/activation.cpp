@@ -10,7 +10,7 @@ dlk_activation_params checked(const dlk_activation_params* params) {
   if (!is_activation(p.kind)) {
     fail(DLK_INVALID_ARGUMENT, "kind is ", p.kind, ", expected a value of dlk_activation");
   }
-  if (p.kind == DLK_ACTIVATION_SOFTPLUS && !(p.alpha != 0)) {
+  if (p.kind == DLK_ACTIVATION_SOFTPLUS && p.alpha == 0) {
     fail(DLK_INVALID_ARGUMENT, "beta is ", p.alpha, ", expected it not to be 0");
   }
   return p;

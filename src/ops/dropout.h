@@ -30,13 +30,6 @@ struct DropoutRule {
   }
 };
 
-// For an index that walks row-major positions along with memory.
-inline Tensor row_major(Tensor t) {
-  int64_t stride = 1;
-  for (int d = t.ndim - 1; d >= 0; stride *= t.shape[d--]) t.strides[d] = stride;
-  return t;
-}
-
 template <>
 ImplList<Dropout> cpu_impls<Dropout>();
 template <>

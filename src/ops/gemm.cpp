@@ -286,7 +286,7 @@ dlk_status_t dlk_linear_forward(const DLTensor* x_, const DLTensor* weight_, con
     if (!is_activation(p.activation)) {
       fail(DLK_INVALID_ARGUMENT, "activation is ", p.activation, ", expected a dlk_activation");
     }
-    if (p.activation == DLK_ACTIVATION_SOFTPLUS && !(p.alpha != 0)) {
+    if (p.activation == DLK_ACTIVATION_SOFTPLUS && p.alpha == 0) {
       fail(DLK_INVALID_ARGUMENT, "alpha is ", p.alpha, ", expected it not to be 0");
     }
 

@@ -126,6 +126,27 @@ void batch_norm_backward(Call& call, BatchNormBackward p, const dlk_batch_norm_p
   call.run(p);
 }
 
+// The gradient with saved statistics (training) or with running ones, which are constants.
+dlk_status_t batch_norm_backward(const char* op, bool training, const DLTensor* dy,
+                                 const DLTensor* x, const DLTensor* weight, const DLTensor* mean,
+                                 const DLTensor* scale, const DLTensor* dx, const DLTensor* dweight,
+                                 const DLTensor* dbias, const dlk_batch_norm_params* params,
+                                 const dlk_launch* launch) {
+  return entry(op, launch, [&](Call& call) {
+    batch_norm_backward(call,
+                        {.dy = call.input("dy", dy),
+                         .x = call.input("x", x),
+                         .weight = call.optional_input("weight", weight),
+                         .mean = call.input(training ? "mean" : "running_mean", mean),
+                         .scale = call.input(training ? "rstd" : "running_var", scale),
+                         .dx = call.output("dx", dx),
+                         .dweight = call.optional_output("dweight", dweight),
+                         .dbias = call.optional_output("dbias", dbias),
+                         .training = training},
+                        read_params(params, kBatchDefaults));
+  });
+}
+
 int require_rows(const Call& call, const Tensor& x, int normalized_ndim) {
   call.require_floating(x);
   call.require_rank(x, 1, kMaxDims);
@@ -217,19 +238,8 @@ dlk_status_t dlk_batch_norm_backward(const DLTensor* dy, const DLTensor* x, cons
                                      const DLTensor* dweight, const DLTensor* dbias,
                                      const dlk_batch_norm_params* params,
                                      const dlk_launch* launch) {
-  return entry("batch_norm_backward", launch, [&](Call& call) {
-    batch_norm_backward(call,
-                        {.dy = call.input("dy", dy),
-                         .x = call.input("x", x),
-                         .weight = call.optional_input("weight", weight),
-                         .mean = call.input("mean", mean),
-                         .scale = call.input("rstd", rstd),
-                         .dx = call.output("dx", dx),
-                         .dweight = call.optional_output("dweight", dweight),
-                         .dbias = call.optional_output("dbias", dbias),
-                         .training = true},
-                        read_params(params, kBatchDefaults));
-  });
+  return batch_norm_backward("batch_norm_backward", true, dy, x, weight, mean, rstd, dx, dweight,
+                             dbias, params, launch);
 }
 
 dlk_status_t dlk_batch_norm_inference_backward(const DLTensor* dy, const DLTensor* x,
@@ -238,19 +248,8 @@ dlk_status_t dlk_batch_norm_inference_backward(const DLTensor* dy, const DLTenso
                                                const DLTensor* dweight, const DLTensor* dbias,
                                                const dlk_batch_norm_params* params,
                                                const dlk_launch* launch) {
-  return entry("batch_norm_inference_backward", launch, [&](Call& call) {
-    batch_norm_backward(call,
-                        {.dy = call.input("dy", dy),
-                         .x = call.input("x", x),
-                         .weight = call.optional_input("weight", weight),
-                         .mean = call.input("running_mean", running_mean),
-                         .scale = call.input("running_var", running_var),
-                         .dx = call.output("dx", dx),
-                         .dweight = call.optional_output("dweight", dweight),
-                         .dbias = call.optional_output("dbias", dbias),
-                         .training = false},
-                        read_params(params, kBatchDefaults));
-  });
+  return batch_norm_backward("batch_norm_inference_backward", false, dy, x, weight, running_mean,
+                             running_var, dx, dweight, dbias, params, launch);
 }
 
 dlk_status_t dlk_layer_norm_forward(const DLTensor* x, const DLTensor* weight, const DLTensor* bias,

@@ -2,6 +2,8 @@
 
 #include <dlkern/optim.h>
 
+#include "core/mixed.h"
+
 namespace dlkern {
 namespace {
 
@@ -19,11 +21,7 @@ void require_beta(const char* name, double value) {
 }
 
 void require_beside(const Call& call, const Tensor& t, const Tensor& param) {
-  if (param.dtype == DType::kFloat16 || param.dtype == DType::kBFloat16) {
-    call.require_dtype(t, {param.dtype, DType::kFloat32});
-  } else {
-    call.require_same_dtype(t, param);
-  }
+  require_mixed_dtype(call, t, param);
   call.require_same_shape(t, param);
 }
 

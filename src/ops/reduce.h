@@ -41,9 +41,7 @@ void dispatch_reducible(DType dtype, F&& f) {
 inline Tensor contiguous_like(Tensor t, DType dtype, void* data) {
   t.data = data;
   t.dtype = dtype;
-  int64_t stride = 1;
-  for (int d = t.ndim - 1; d >= 0; stride *= t.shape[d--]) t.strides[d] = stride;
-  return t;
+  return row_major(t);
 }
 
 template <>

@@ -10,10 +10,6 @@ struct alignas(sizeof(T) * N) Vec {
   T v[N];
 };
 
-// Elements of T in a 16-byte access.
-template <class T>
-inline constexpr int kVecWidth = 16 / sizeof(T);
-
 inline bool is_aligned(const void* p, size_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
