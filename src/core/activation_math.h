@@ -27,7 +27,7 @@ struct ActivationScalars {
   Acc threshold = 20;
 
   ActivationScalars() = default;
-  ActivationScalars(double alpha_, double threshold_)
+  DLK_HD ActivationScalars(double alpha_, double threshold_)
       : alpha(static_cast<Acc>(alpha_)), threshold(static_cast<Acc>(threshold_)) {}
   explicit ActivationScalars(const dlk_activation_params& p)
       : ActivationScalars(p.alpha, p.threshold) {}
@@ -213,6 +213,13 @@ DLK_HD T activate(dlk_activation kind, T x, const ActivationScalars<T>& s) {
   dispatch_activation(kind,
                       [&]<dlk_activation kKind>() { y = activation_forward<kKind, Math>(x, s); });
   return y;
+}
+template <class Math = LibraryMath, class T>
+DLK_HD T activate_backward(dlk_activation kind, T dy, T x, const ActivationScalars<T>& s) {
+  T dx = dy;
+  dispatch_activation(
+      kind, [&]<dlk_activation kKind>() { dx = activation_backward<kKind, Math>(dy, x, s); });
+  return dx;
 }
 
 }  // namespace dlkern

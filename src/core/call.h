@@ -125,6 +125,7 @@ class Call {
     } else {
       impls = cpu_impls<Problem>();
     }
+    const DeviceGuard guard(device_);  // choices depend on the device, too
     for (const Impl<Problem>& impl : impls) {
       if (const char* reason = impl.supports(problem)) {
         declined(impl.name, reason);
@@ -132,7 +133,6 @@ class Call {
       }
       const size_t bytes = impl.workspace_bytes ? impl.workspace_bytes(problem) : 0;
       if (!chosen(impl.name, bytes)) return;
-      const DeviceGuard guard(device_);
       if (debug()) debug_check_pointers();
       impl.run(problem, launch_);
       if (debug()) debug_check_results();

@@ -102,7 +102,8 @@ class Worker {
         buffer_(in_place_ ? nullptr : new Acc[rows_ * cols_]) {}
 
   // Rows i0 .. i0 + rows, columns j0 .. j0 + cols of the batch item whose tensors begin at `at`.
-  void compute(const int64_t (&at)[5], int64_t i0, int64_t rows, int64_t j0, int64_t cols) {
+  void compute(const int64_t (&at)[Gemm::kTensors], int64_t i0, int64_t rows, int64_t j0,
+               int64_t cols) {
     const int64_t y_at = at[3] + i0 * g_.y.row + j0 * g_.y.col;
     Acc* panel = in_place_ ? g_.y.as<Acc>() + y_at : buffer_.get();
     const int64_t ld = in_place_ && rows > 1 ? g_.y.row : cols;
@@ -215,7 +216,7 @@ void run(const Gemm& g) {
   parallel_for(g.batch.numel * per_item, panels.grain, [&](int64_t begin, int64_t end) {
     Worker<T> worker(g, panels);
     for (int64_t i = begin; i < end; ++i) {
-      int64_t at[5];
+      int64_t at[Gemm::kTensors];
       g.batch.offsets(i / per_item, at);
       const int64_t i0 = i % per_item / panels.column_panels * panels.rows;
       const int64_t j0 = i % per_item % panels.column_panels * panels.columns;

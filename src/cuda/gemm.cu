@@ -18,7 +18,7 @@
 
 #include <climits>
 
-#include "core/activation_math.h"
+#include "cuda/prims/epilogue.cuh"
 #include "cuda/prims/simt_gemm.cuh"
 
 namespace dlkern {
@@ -49,57 +49,17 @@ struct WithOnes : StridedOperand<T, kAlongK> {
 };
 
 template <class Acc>
-__device__ Acc load_as(const Matrix& t, int64_t at) {
-  switch (t.dtype) {
-    case DType::kFloat64:
-      return static_cast<Acc>(t.as<const double>()[at]);
-    case DType::kFloat32:
-      return t.as<const float>()[at];
-    case DType::kFloat16:
-      return static_cast<float>(t.as<const Half>()[at]);
-    default:
-      return static_cast<float>(t.as<const BFloat16>()[at]);
-  }
-}
-
-template <class Acc>
-__device__ void store_as(const Matrix& t, int64_t at, Acc v) {
-  switch (t.dtype) {
-    case DType::kFloat64:
-      t.as<double>()[at] = v;
-      return;
-    case DType::kFloat32:
-      t.as<float>()[at] = static_cast<float>(v);
-      return;
-    case DType::kFloat16:
-      t.as<Half>()[at] = Half(static_cast<float>(v));
-      return;
-    default:
-      t.as<BFloat16>()[at] = BFloat16(static_cast<float>(v));
-  }
-}
-
-template <class Acc>
 struct GemmEpilogue {
   const Gemm& g;
-  int64_t c_at, y_at, pre_at;
+  const int64_t* at;  // of the batch item
 
   __device__ void operator()(int64_t m, int64_t n, Acc sum) const {
     if (n == g.n) {
-      const int64_t at = m * g.row_sum.row;
-      store_as(g.row_sum, at, g.add_row_sum ? sum + load_as<Acc>(g.row_sum, at) : sum);
-      return;
+      const int64_t i = m * g.row_sum.row;
+      store_as(g.row_sum, i, g.add_row_sum ? sum + load_as<Acc>(g.row_sum, i) : sum);
+    } else {
+      finish(g, {at[2], at[3], at[4], at[5], at[6]}, m, n, sum);
     }
-    Acc v = static_cast<Acc>(g.alpha) * sum;
-    if (g.beta != 0) {
-      v += static_cast<Acc>(g.beta) * load_as<Acc>(g.c, c_at + m * g.c.row + n * g.c.col);
-    }
-    if (g.pre.data) store_as(g.pre, pre_at + m * g.pre.row + n * g.pre.col, v);
-    ActivationScalars<Acc> scalars;
-    scalars.alpha = static_cast<Acc>(g.activation_alpha);
-    scalars.threshold = static_cast<Acc>(g.activation_threshold);
-    v = activate(g.activation, v, scalars);
-    store_as(g.y, y_at + m * g.y.row + n * g.y.col, v);
   }
 };
 
@@ -115,7 +75,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks) gemm_kernel(
     const int64_t left = args.left - tile.item * args.inner;
     const int64_t inner = left < args.inner ? left : args.inner;
     for (int64_t k = 0; k < g.k.numel; k += args.inner) {
-      int64_t at[5], from[2];
+      int64_t at[Gemm::kTensors], from[2];
       g.batch.offsets(tile.item, at);
       g.k.offsets(k, from);
       const StridedOperand<T, kAAlongK> a{g.a.as<const T>() + at[0] + from[0], g.a.row, args.a_k};
@@ -123,10 +83,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks) gemm_kernel(
                                     args.ones};
       simt_accumulate<Tile, Acc>(acc, m0, n0, g.m, args.columns, 0, inner, a, b);
     }
-    int64_t at[5];  // again: not to be kept in registers all the while
+    int64_t at[Gemm::kTensors];  // again: not to be kept in registers all the while
     g.batch.offsets(tile.item, at);
-    simt_finish<Tile, Acc>(acc, m0, n0, g.m, args.columns,
-                           GemmEpilogue<Acc>{g, at[2], at[3], at[4]});
+    simt_finish<Tile, Acc>(acc, m0, n0, g.m, args.columns, GemmEpilogue<Acc>{g, at});
   }
 }
 
@@ -200,7 +159,8 @@ size_t split_workspace(const Gemm& g) {
 
 template <class Acc>
 __global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t parts) {
-  const GemmEpilogue<Acc> epilogue{g, 0, 0, 0};
+  const int64_t at[Gemm::kTensors] = {};
+  const GemmEpilogue<Acc> epilogue{g, at};
   const int64_t size = g.m * columns, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
     Acc sum = 0;

@@ -83,23 +83,51 @@ int device_count() {
   return count;
 }
 
-int multiprocessor_count() {
-  static std::atomic<int> cached[kMaxDevices];
+namespace {
+
+// query(device) for the current device, asked once for each.
+template <class Query>
+int cached_fact(std::atomic<int> (&cached)[kMaxDevices], Query query) {
   int device = 0;
   check(DLK_GPU(GetDevice)(&device), "current device");
   const bool cacheable = device < kMaxDevices;
-  int count = cacheable ? cached[device].load(std::memory_order_relaxed) : 0;
-  if (count == 0) {
-#if defined(__HIPCC__)
-    check(hipDeviceGetAttribute(&count, hipDeviceAttributeMultiprocessorCount, device),
-          "multiprocessor count");
-#else
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-          "multiprocessor count");
-#endif
-    if (cacheable) cached[device] = count;
+  int fact = cacheable ? cached[device].load(std::memory_order_relaxed) : 0;
+  if (fact == 0) {
+    fact = query(device);
+    if (cacheable) cached[device] = fact;
   }
-  return count;
+  return fact;
+}
+
+}  // namespace
+
+int multiprocessor_count() {
+  static std::atomic<int> cached[kMaxDevices];
+  return cached_fact(cached, [](int device) {
+    int count = 0;
+#if defined(__HIPCC__)
+    const ErrorCode code =
+        hipDeviceGetAttribute(&count, hipDeviceAttributeMultiprocessorCount, device);
+#else
+    const ErrorCode code = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+#endif
+    check(code, "multiprocessor count");
+    return count;
+  });
+}
+
+int compute_capability() {
+#if defined(__HIPCC__)
+  return 0;
+#else
+  static std::atomic<int> cached[kMaxDevices];
+  return cached_fact(cached, [](int device) {
+    int major = 0, minor = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "capability");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "capability");
+    return 10 * major + minor;
+  });
+#endif
 }
 
 int grid_for(int64_t n, int per_block, int blocks_per_multiprocessor) {

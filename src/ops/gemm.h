@@ -1,45 +1,60 @@
 #pragma once
 
-#include <dlkern/activation.h>
-
 #include "core/call.h"
 #include "core/index.h"
 #include "core/tensor.h"
+#include "ops/epilogue.h"
 
 namespace dlkern {
 
-// A matrix somewhere in a tensor: strides in elements. Absent where data is null and not needed.
-struct Matrix {
-  void* data = nullptr;
-  DType dtype = DType::kUnknown;
-  int64_t row = 0, col = 0;
+// Factors of an operand's elements, in float32: the element (r, k), where r is m for a and n for b,
+// is multiplied by data[r / rows * row + k / kScaleDepth * depth]. One for all: row = depth = 0.
+inline constexpr int64_t kScaleDepth = 128;
+struct Scale {
+  const float* data = nullptr;
+  int64_t rows = 1;  // neighbouring rows that share a factor: 1 or 128
+  int64_t row = 0, depth = 0;
 
-  template <class T>
-  DLK_HD T* as() const {
-    return static_cast<T*>(data);
+  DLK_HD bool along_depth() const { return data && depth != 0; }
+  DLK_HD float at(int64_t r, int64_t k) const {
+    return data[r / rows * row + k / kScaleDepth * depth];
   }
+};
+
+// Items of a batch that are parts of one extent, cut at offsets on the device: item g has what lies
+// between ends[g - 1] (0 for the first) and ends[g] (each clamped to the extent, never falling).
+struct Groups {
+  enum class Along {
+    kNone,
+    kRows,  // item g computes those rows m only; rows beyond the last end are not written
+    kDepth  // item g sums over those k only
+  };
+  Along along = Along::kNone;
+  const void* ends = nullptr;   // contiguous, as many as the batch has items
+  DType dtype = DType::kInt32;  // or int64
 };
 
 // What every op of the family is: for each item of a batch
 //
-//     sum[m, n] = sum_k a[m, k] b[k, n]
-//     pre[m, n] = alpha * sum[m, n] + beta * c[m, n]
-//     y[m, n]   = activation(pre[m, n])
+//     sum[m, n] = sum_k a[m, k] scale_a(m, k) b[k, n] scale_b(n, k)
 //
-// Reductions run over a composed index k: more than one dimension where batch dimensions are summed
-// and strides do not merge. a.col and b.row are therefore in k, not in the matrices.
-struct Gemm {
+// and what Epilogue makes of it. Reductions run over a composed index k: more than one dimension
+// where batch dimensions are summed and strides do not merge. a.col and b.row are therefore in k,
+// not in the matrices. int8 operands are summed in int32; scales are then not along the depth.
+struct Gemm : Epilogue {
+  static constexpr int kTensors = 7;  // a, b, c, y, pre, residual, saved
   int64_t m = 1, n = 1;
-  Matrix a, b;                 // a.row: along m, b.col: along n
-  Matrix c, y, pre;            // row: along m, col: along n
-  StridedIndex<2> k;           // a, b
-  StridedIndex<5> batch;       // a, b, c, y, pre
-  double alpha = 1, beta = 0;  // beta = 0: c is not read
-  dlk_activation activation = DLK_ACTIVATION_NONE;
-  double activation_alpha = 1, activation_threshold = 20;
+  Matrix a, b;        // a.row: along m, b.col: along n
+  StridedIndex<2> k;  // a, b
+  StridedIndex<kTensors> batch;
+  Scale scale_a, scale_b;
+  Groups groups;  // then the batch has one dimension, and k at most one
   // Where present (no batch then): row_sum[m] = sum_k a[m, k] (+ row_sum[m]), strided by row.
   Matrix row_sum;
   bool add_row_sum = false;
+  bool tf32 = false;  // float32 operands may be rounded to tf32
+  // A row's bits may not depend on m: one order of summation for all m.
+  bool batch_invariant = false;
   // k may be summed in parts: a gradient that nobody expects to be the same, bit for bit, in a batch
   // of another size.
   bool may_split = false;

@@ -86,4 +86,7 @@ int grid_for(int64_t n, int per_block, int blocks_per_multiprocessor = 8);
 // Multiprocessors of the current device (cached).
 int multiprocessor_count();
 
+// 10 * major + minor of the current NVIDIA GPU (cached); 0 on AMD.
+int compute_capability();
+
 }  // namespace dlkern::gpu
