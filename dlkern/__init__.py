@@ -84,6 +84,7 @@ from dlkern.reduce import (
     sum_backward,
 )
 from dlkern.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+from dlkern.tuning import Tuning, autotune
 
 if TYPE_CHECKING:
     from cuda.core import Event, Stream
@@ -95,11 +96,13 @@ __all__ = [
     "Event",
     "Plan",
     "Stream",
+    "Tuning",
     "adamw_step",
     "add",
     "add_backward",
     "argmax",
     "argmin",
+    "autotune",
     "avg_pool",
     "avg_pool_backward",
     "batch_norm",

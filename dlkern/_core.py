@@ -18,6 +18,14 @@ class Plan(NamedTuple):
     #: One line for each implementation that was asked, with the reason why it declined.
     explanation: str
     workspace_bytes: int
+    #: Under which a choice of configuration is kept; "" where there is nothing to choose.
+    tuning_key: str
+    #: The configurations that :func:`dlkern.autotune` would time, best guess first.
+    candidates: tuple[str, ...]
+    #: Index of the GPU, None for the CPU.
+    device: int | None
+    #: Handle of the stream.
+    stream: int
 
     def __str__(self) -> str:
         lines = self.explanation.rstrip().replace("\n", "\n    ")

@@ -29,6 +29,8 @@ from oracle import FLOATS
 
 # JAX would take three quarters of the GPU's memory for itself at its first array.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# What has been tuned on this machine does not decide which kernels are tested.
+os.environ["DLKERN_CACHE"] = os.devnull
 
 
 def pytest_addoption(parser):

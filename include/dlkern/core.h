@@ -74,6 +74,8 @@ typedef struct dlk_plan {
   size_t workspace_bytes;
   const char* implementation; /* name of the chosen implementation, "" if there was none */
   const char* explanation;    /* one line for each that was asked; of PLAN_ONLY calls */
+  const char* tuning_key;     /* for dlk_set_tuning(); of PLAN_ONLY calls, "" if nothing to tune */
+  const char* candidates;     /* choices worth timing, '\n'-separated, best guess first; or "" */
 } dlk_plan;
 
 /* float32 products in GEMM and convolution: full precision, or tf32 tensor cores where present. */
@@ -108,6 +110,16 @@ DLK_API const char* dlk_last_error(void);
 
 /* The plan of this thread's last call that got as far as choosing an implementation. */
 DLK_API dlk_status_t dlk_explain_last(dlk_plan* plan);
+
+/* Makes the kernels whose plan has this tuning_key use one of its candidates instead of their own
+ * choice, from any thread's next call on, on all devices of that architecture. It changes how fast
+ * they are and may change in which order they sum, never whether they are right; a choice that a
+ * kernel does not know is ignored. choice == NULL removes the entry, key == NULL all entries. */
+DLK_API dlk_status_t dlk_set_tuning(const char* key, const char* choice);
+
+/* The choice set for key, 0-terminated, "" where there is none. DLK_INVALID_ARGUMENT where it does
+ * not fit into choice_bytes. */
+DLK_API dlk_status_t dlk_get_tuning(const char* key, char* choice, size_t choice_bytes);
 
 /* Threads of the CPU backend, for the whole process. Default: OMP_NUM_THREADS, else all cores
  * that the process may use. n < 1 is DLK_INVALID_ARGUMENT. */

@@ -14,6 +14,7 @@ struct Plan {
   const char* implementation = "";
   std::string explanation;
   size_t workspace_bytes = 0;
+  Candidates candidates;
 };
 thread_local Plan last_plan;
 
@@ -195,7 +196,7 @@ int Call::axis(const char* name, int64_t axis, const Tensor& of) const {
 }
 
 bool Call::checks_values() const {
-  if (!debug() || (flags_ & DLK_LAUNCH_PLAN_ONLY)) return false;
+  if (!debug() || plan_only()) return false;
 #if DLKERN_WITH_GPU
   if (device_.is_gpu && gpu::is_capturing(launch_.stream)) return false;
 #endif
@@ -215,18 +216,19 @@ void Call::declined(const char* impl, const char* reason) {
 }
 
 bool Call::chosen(const char* impl, size_t workspace_bytes) {
-  const bool plan_only = flags_ & DLK_LAUNCH_PLAN_ONLY;
-  if (plan_only || verbose()) {
+  if (plan_only() || verbose()) {
     explanation_ += cat(impl, ": chosen");
     if (workspace_bytes) explanation_ += cat(" (workspace ", workspace_bytes, " bytes)");
-    if (!plan_only) {
+    if (!plan_only()) {
       std::fprintf(stderr, "dlkern: %s: %s\n", describe().c_str(), explanation_.c_str());
     }
   }
   last_plan.implementation = impl;
   last_plan.explanation.swap(explanation_);
   last_plan.workspace_bytes = workspace_bytes;
-  if (plan_only) return false;
+  last_plan.candidates.key.clear();
+  last_plan.candidates.names.clear();
+  if (plan_only()) return false;
   bool empty = true;
   for (int i = 0; i < count_; ++i) empty &= !is_output_[i] || tensors_[i].numel() == 0;
   if (empty) return false;
@@ -240,8 +242,10 @@ bool Call::chosen(const char* impl, size_t workspace_bytes) {
   return true;
 }
 
+Candidates& Call::plan_candidates() { return last_plan.candidates; }
+
 void Call::none_chosen() {
-  last_plan = {"", explanation_, 0};
+  last_plan = {"", explanation_, 0, {}};
   fail(DLK_NOT_SUPPORTED, describe(), " has no implementation: ",
        explanation_.empty() ? "this build has none for the device" : explanation_);
 }
@@ -303,7 +307,8 @@ void Call::debug_check_results() const {
 dlk_status_t dlk_explain_last(dlk_plan* plan) {
   const dlkern::Plan& last = dlkern::last_plan;
   if (!dlkern::write_struct(
-          plan, {0, 0, last.workspace_bytes, last.implementation, last.explanation.c_str()})) {
+          plan, {0, 0, last.workspace_bytes, last.implementation, last.explanation.c_str(),
+                 last.candidates.key.c_str(), last.candidates.names.c_str()})) {
     return dlkern::set_last_error(DLK_INVALID_ARGUMENT, "explain_last",
                                   "plan is NULL or its struct_size is not set");
   }

@@ -23,6 +23,7 @@
 #include "core/macros.h"
 #include "core/status.h"
 #include "core/tensor.h"
+#include "core/tuning.h"
 
 namespace dlkern {
 
@@ -42,6 +43,8 @@ struct Impl {
   const char* (*supports)(const Problem&);
   size_t (*workspace_bytes)(const Problem&);  // nullptr: none
   void (*run)(const Problem&, const Launch&);
+  // The key of the problem and the configurations worth timing; nullptr: nothing to tune.
+  void (*candidates)(const Problem&, Candidates&) = nullptr;
 };
 
 template <class Problem>
@@ -126,13 +129,17 @@ class Call {
       impls = cpu_impls<Problem>();
     }
     const DeviceGuard guard(device_);  // choices depend on the device, too
+    const tuning::Pin pin;
     for (const Impl<Problem>& impl : impls) {
       if (const char* reason = impl.supports(problem)) {
         declined(impl.name, reason);
         continue;
       }
       const size_t bytes = impl.workspace_bytes ? impl.workspace_bytes(problem) : 0;
-      if (!chosen(impl.name, bytes)) return;
+      if (!chosen(impl.name, bytes)) {
+        if (plan_only() && impl.candidates) impl.candidates(problem, plan_candidates());
+        return;
+      }
       if (debug()) debug_check_pointers();
       impl.run(problem, launch_);
       if (debug()) debug_check_results();
@@ -144,7 +151,9 @@ class Call {
  private:
   void add(const Tensor& t, bool is_output);
   void declined(const char* impl, const char* reason);
+  bool plan_only() const { return flags_ & DLK_LAUNCH_PLAN_ONLY; }
   bool chosen(const char* impl, size_t workspace_bytes);  // false: plan only, or nothing to compute
+  static Candidates& plan_candidates();                   // of the plan that chosen() has begun
   [[noreturn]] void none_chosen();
   std::string describe() const;
   void debug_check_pointers() const;
@@ -188,12 +197,11 @@ bool write_struct(Struct* to, Struct value) {
   return true;
 }
 
-// Runs body(Call&) and turns exceptions into a status and dlk_last_error().
+// Runs body() and turns exceptions into a status and dlk_last_error().
 template <class Body>
-dlk_status_t entry(const char* op, const dlk_launch* launch, Body&& body) noexcept {
+dlk_status_t guarded(const char* op, Body&& body) noexcept {
   try {
-    Call call(op, launch);
-    body(call);
+    body();
     return DLK_SUCCESS;
   } catch (const Error& error) {
     return set_last_error(error.status(), op, error.what());
@@ -204,6 +212,14 @@ dlk_status_t entry(const char* op, const dlk_launch* launch, Body&& body) noexce
   } catch (...) {
     return set_last_error(DLK_INTERNAL, op, "unknown exception");
   }
+}
+
+template <class Body>
+dlk_status_t entry(const char* op, const dlk_launch* launch, Body&& body) noexcept {
+  return guarded(op, [&] {
+    Call call(op, launch);
+    body(call);
+  });
 }
 
 }  // namespace dlkern

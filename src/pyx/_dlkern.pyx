@@ -16,6 +16,7 @@ from libc.string cimport memset
 from core cimport *
 
 include "dlpack.pxi"
+include "tuning.pxi"
 include "call.pxi"
 include "info.pxi"
 include "image.pxi"

@@ -244,8 +244,11 @@ cdef class Call:
         cdef dlk_plan plan
         plan.struct_size = sizeof(dlk_plan)
         check(dlk_explain_last(&plan))
-        _explained.plans.append((self.op, plan.implementation.decode(),
-                                 plan.explanation.decode(), plan.workspace_bytes))
+        device = self.first_tensor.device.device_id if on_gpu(self.first_tensor) else None
+        _explained.plans.append((
+            self.op, plan.implementation.decode(), plan.explanation.decode(), plan.workspace_bytes,
+            plan.tuning_key.decode(), tuple(plan.candidates.decode().splitlines()), device,
+            <uintptr_t>self.launch.stream))
         return 0
 
     # ---- Pieces ------------------------------------------------------------------------------
@@ -331,6 +334,8 @@ cdef class Call:
         self.first_tensor = tensor
         self.framework = framework
         if on_gpu(tensor):
+            if not has_choices(tensor.device.device_id):
+                load_choices(tensor.device.device_id)
             self.find_stream(framework, tensor.device.device_id)
             if dlk_workspace.is_set and dlk_workspace.device == tensor.device.device_id:
                 self.launch.workspace = dlk_workspace.data
@@ -451,7 +456,7 @@ def stream_handle(stream):
 # ---- For explain() and the workspace block ------------------------------------------------------
 
 def explained(function, args, kwargs):
-    """Runs `function` in plan-only mode; the plans of its calls as (op, name, text, bytes)."""
+    """Runs `function` in plan-only mode; the plans of its calls as tuples of the fields of Plan."""
     global dlk_explaining
     previous = getattr(_explained, "plans", None)
     _explained.plans = []

@@ -90,6 +90,8 @@ cdef extern from "dlkern/core.h" nogil:
         size_t workspace_bytes
         const char* implementation
         const char* explanation
+        const char* tuning_key
+        const char* candidates
     ctypedef struct dlk_build_info:
         uint32_t struct_size
         const char* version
@@ -111,6 +113,8 @@ cdef extern from "dlkern/core.h" nogil:
     const char* dlk_status_string(dlk_status_t)
     const char* dlk_last_error()
     dlk_status_t dlk_explain_last(dlk_plan*)
+    dlk_status_t dlk_set_tuning(const char*, const char*)
+    dlk_status_t dlk_get_tuning(const char*, char*, size_t)
     dlk_status_t dlk_set_num_threads(int)
     int dlk_get_num_threads()
     dlk_status_t dlk_get_build_info(dlk_build_info*)

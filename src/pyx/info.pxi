@@ -17,24 +17,25 @@ def build_info():
     }
 
 
-def devices():
+def device_info(int index):
     cdef dlk_device_info info
-    found = []
-    for index in range(dlk_device_count()):
-        memset(&info, 0, sizeof(dlk_device_info))
-        info.struct_size = sizeof(dlk_device_info)
-        check(dlk_get_device_info(index, &info))
-        found.append({
-            "index": index,
-            "name": info.name.decode(),
-            "compute_capability": divmod(info.compute_capability, 10),
-            "total_memory_bytes": info.total_memory_bytes,
-            "free_memory_bytes": info.free_memory_bytes,
-            "multiprocessors": info.multiprocessors,
-            "driver_version": info.driver_version,
-            "runtime_version": info.runtime_version,
-        })
-    return found
+    memset(&info, 0, sizeof(dlk_device_info))
+    info.struct_size = sizeof(dlk_device_info)
+    check(dlk_get_device_info(index, &info))
+    return {
+        "index": index,
+        "name": info.name.decode(),
+        "compute_capability": divmod(info.compute_capability, 10),
+        "total_memory_bytes": info.total_memory_bytes,
+        "free_memory_bytes": info.free_memory_bytes,
+        "multiprocessors": info.multiprocessors,
+        "driver_version": info.driver_version,
+        "runtime_version": info.runtime_version,
+    }
+
+
+def devices():
+    return [device_info(index) for index in range(dlk_device_count())]
 
 
 def set_num_threads(n):

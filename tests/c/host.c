@@ -100,6 +100,23 @@ static void test_conv(void) {
   free(launch.workspace);
 }
 
+static void test_tuning(void) {
+  char choice[8] = "?";
+  dlk_plan plan = {0}, older = {0};
+  EXPECT(dlk_set_tuning("key", "choice1") == DLK_SUCCESS);
+  EXPECT(dlk_get_tuning("key", choice, sizeof choice) == DLK_SUCCESS);
+  EXPECT(strcmp(choice, "choice1") == 0);
+  EXPECT(dlk_get_tuning("key", choice, sizeof choice - 1) == DLK_INVALID_ARGUMENT);
+  EXPECT(dlk_set_tuning("key", NULL) == DLK_SUCCESS);
+  EXPECT(dlk_get_tuning("key", choice, sizeof choice) == DLK_SUCCESS && choice[0] == 0);
+
+  plan.struct_size = sizeof plan;
+  EXPECT(dlk_explain_last(&plan) == DLK_SUCCESS);
+  EXPECT(plan.tuning_key[0] == 0 && plan.candidates[0] == 0);
+  older.struct_size = offsetof(dlk_plan, tuning_key);
+  EXPECT(dlk_explain_last(&older) == DLK_SUCCESS && older.tuning_key == NULL);
+}
+
 static void test_errors(void) {
   float x[6] = {0}, y[6];
   int64_t shape[2] = {2, 3}, other[2] = {3, 2};
@@ -140,6 +157,7 @@ int main(void) {
   test_version();
   test_softmax();
   test_conv();
+  test_tuning();
   test_errors();
   if (failures == 0) puts("ok");
   return failures != 0;
