@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import torch
 
 import dlkern
-from benchmarks.harness import Case, main
+from benchmarks.harness import Case, compiled, main
 
 # Rows and columns: long rows, short rows, and tensors that a launch costs more than.
 SHAPES = {
@@ -28,13 +27,7 @@ SHAPES = {
 
 
 def rivals(function, *args) -> dict:
-    """The function as PyTorch runs it, and compiled for these shapes where Triton is present."""
-    found = {"torch": lambda: function(*args)}
-    if args[0].is_cuda and importlib.util.find_spec("triton"):
-        torch._dynamo.reset()
-        compiled = torch.compile(function, dynamic=False)
-        found["torch.compile"] = lambda: compiled(*args)
-    return found
+    return {"torch": lambda: function(*args), **compiled(function, *args)}
 
 
 def forward(x):

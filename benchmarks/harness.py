@@ -19,16 +19,21 @@ Each round runs every contender once, with the caches flushed before each run; o
 that between two CUDA events. Reported are the median and the 20th and 80th percentile. ``% of
 roof`` is the time that the bytes take at the copy bandwidth measured in the same run (or the FLOPs
 at ``peak_tflops``, if that is longer) over the time taken; ``x best rival`` is the quickest rival's
-time over ours. Results go to ``benchmarks/results/<gpu or cpu>/<family>.json``; what was there
-before is shown as ``x before``.
+time over ours, of which the geometric mean over each group of cases comes last. Kernels use their
+own choices, not those that `dlkern.autotune` has remembered. Results go to
+``benchmarks/results/<gpu or cpu>/<family>.json``; what was there before is shown as ``x before``.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import importlib.util
 import json
 import math
+import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -69,6 +74,10 @@ class Case:
     peak_tflops : float, optional
         The device's limit for `flops`.
     note : str
+    group : str
+        Cases that are summed up together.
+    part : callable, optional
+        Takes from a result the part that `reference` returns, where all of it would take too long.
     """
 
     name: str
@@ -79,6 +88,8 @@ class Case:
     flops: int = 0
     peak_tflops: float | None = None
     note: str = ""
+    group: str = "all"
+    part: Callable[[Any], Any] = lambda result: result
 
 
 class Timer:
@@ -146,12 +157,38 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return math.inf if math.isnan(error) else error
 
 
+def compiled(function: Callable[..., Any], *args: Any) -> dict[str, Run]:
+    """The function as a rival compiled for these shapes, where Triton is present."""
+    if not (args[0].is_cuda and importlib.util.find_spec("triton")):
+        return {}
+    torch._dynamo.reset()
+    run = torch.compile(function, dynamic=False)
+    return {"torch.compile": lambda: run(*args)}
+
+
+def without_broken_rivals(case: Case) -> Case:
+    """A rival that this machine cannot run is told of and left out."""
+    contenders = {}
+    for name, run in case.contenders.items():
+        try:
+            run()
+        except Exception as error:
+            if name == "dlkern":
+                raise
+            print(f"# {case.name}: {name} fails: {(str(error) or repr(error)).splitlines()[0]}")
+        else:
+            contenders[name] = run
+    return dataclasses.replace(case, contenders=contenders)
+
+
 def check(case: Case) -> dict[str, float | None]:
     """Error of each contender; fails where dlkern is wrong."""
     if case.reference is None:
         return dict.fromkeys(case.contenders)
     reference = case.reference()
-    errors = {name: relative_error(run(), reference) for name, run in case.contenders.items()}
+    errors = {
+        name: relative_error(case.part(run()), reference) for name, run in case.contenders.items()
+    }
     if not errors["dlkern"] <= case.tolerance:
         raise AssertionError(
             f"{case.name}: error {errors['dlkern']:.3g}, allowed {case.tolerance:.3g}"
@@ -160,6 +197,7 @@ def check(case: Case) -> dict[str, float | None]:
 
 
 def rows_of(case: Case, timer: Timer) -> list[dict[str, Any]]:
+    case = without_broken_rivals(case)
     errors = check(case)
     rows = []
     for name, us in timer.measure(case.contenders).items():
@@ -174,17 +212,31 @@ def rows_of(case: Case, timer: Timer) -> list[dict[str, Any]]:
     return rows
 
 
-HEADER = "case | contender | us | p20 | p80 | TFLOP/s | GB/s | % of roof | x best rival | x before"
+HEADER = (
+    "case | contender | us | p20 | p80 | TFLOP/s | GB/s | % of roof | error | x best rival | "
+    "x before"
+)
+
+
+def split(rows: list[dict]) -> tuple[dict, list[dict]]:
+    """The row of dlkern and those of its rivals, of one case."""
+    (ours,) = (row for row in rows if row["contender"] == "dlkern")
+    return ours, [row for row in rows if row is not ours]
+
+
+def times_best_rival(rows: list[dict]) -> float | None:
+    ours, rivals = split(rows)
+    return min(row["us"] for row in rivals) / ours["us"] if rivals else None
 
 
 def lines_of(rows: list[dict], case: Case, copy_bps: float, before: dict[tuple, float]) -> str:
     roof_us = 1e6 * case.bytes / copy_bps
     if case.peak_tflops:
         roof_us = max(roof_us, case.flops / case.peak_tflops / 1e6)
-    rivals = [row["us"] for row in rows if row["contender"] != "dlkern"]
+    ratio = times_best_rival(rows)
     lines = []
     for row in rows:
-        us, ours = row["us"], row["contender"] == "dlkern"
+        us, error = row["us"], row["max_rel_error"]
         previous = before.get((row["case"], row["contender"]))
         columns = [
             row["case"],
@@ -193,10 +245,35 @@ def lines_of(rows: list[dict], case: Case, copy_bps: float, before: dict[tuple, 
             f"{case.flops / us / 1e6:.1f}" if case.flops else "",
             f"{case.bytes / us / 1e3:.0f}" if case.bytes else "",
             f"{100 * roof_us / us:.0f}" if roof_us else "",
-            f"{min(rivals) / us:.2f}" if ours and rivals else "",
+            "" if error is None else f"{error:.1e}",
+            f"{ratio:.2f}" if ratio and row["contender"] == "dlkern" else "",
             f"{previous / us:.2f}" if previous else "",
         ]
         lines.append(" | ".join(columns))
+    return "\n".join(lines)
+
+
+def summary(groups: dict[str, list[list[dict]]]) -> str:
+    """What the rows of the cases of each group come to; then the cases to look at."""
+    lines, slower, less_exact = [], [], []
+    for group, cases in groups.items():
+        ratios = {case[0]["case"]: times_best_rival(case) for case in cases}
+        found = {name: ratio for name, ratio in ratios.items() if ratio}
+        if found:
+            mean, least = statistics.geometric_mean(found.values()), min(found.values())
+            lines.append(
+                f"# {group}: {mean:.3f} x best rival, least {least:.2f}, in {len(found)} cases"
+            )
+        slower += [f"{ratio:.2f} {name}" for name, ratio in found.items() if ratio < 1]
+        for case in cases:
+            ours, rivals = split(case)
+            theirs = max((row["max_rel_error"] or 0.0 for row in rivals), default=0.0)
+            if theirs and ours["max_rel_error"] > 2 * theirs:
+                less_exact.append(f"{ours['max_rel_error'] / theirs:.1f} {ours['case']}")
+    if slower:
+        lines.append("# below 1.00 x best rival: " + "; ".join(sorted(slower)))
+    if less_exact:
+        lines.append("# error over 2 x that of every rival: " + "; ".join(less_exact))
     return "\n".join(lines)
 
 
@@ -217,6 +294,7 @@ def main(family: str, cases: Callable[[str, bool], Iterator[Case]]) -> None:
     parser.add_argument("--only", metavar="TEXT", help="cases whose name has it; writes no results")
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {RESULTS}")
     options = parser.parse_args()
+    os.environ["DLKERN_CACHE"] = os.devnull
     device = options.device or ("cuda" if torch.cuda.is_available() and dlkern.devices() else "cpu")
     if device == "cpu":
         torch.set_num_threads(dlkern.get_num_threads())
@@ -229,16 +307,18 @@ def main(family: str, cases: Callable[[str, bool], Iterator[Case]]) -> None:
     meta = metadata(device) | {"copy_tbs": round(copy_bps / 1e12, 4), "quick": options.quick}
     print(f"# {family} on {meta['gpu']}: copy {meta['copy_tbs']} TB/s\n{HEADER}")
 
-    rows: list[dict[str, Any]] = []
+    groups: dict[str, list[list[dict[str, Any]]]] = {}
     for case in cases(device, options.quick):
         if options.only and options.only not in case.name:
             continue
         new = rows_of(case, timer)
         print(lines_of(new, case, copy_bps, before), flush=True)
-        rows += new
+        groups.setdefault(case.group, []).append(new)
+    print(summary(groups))
     if options.only:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [row for cases_of in groups.values() for case_rows in cases_of for row in case_rows]
     path.write_text(results_json(meta, rows))
     print(f"# wrote {path}")
 

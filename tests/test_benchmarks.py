@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import harness  # noqa: E402
+from benchmarks import bench_gemm, harness  # noqa: E402
 
 
 @pytest.fixture
@@ -57,3 +57,121 @@ def test_a_wrong_result_is_not_timed(small, error):
     with pytest.raises(AssertionError, match="tanh 1000: error"):
         harness.main("tanh", cases(error))
     assert not list(small.iterdir())
+
+
+# ---- Groups, parts, rivals -----------------------------------------------------------------------
+
+
+def rows(case, ours_us, rivals_us, ours_error=1e-6, rival_error=1e-6):
+    rows = [{"case": case, "contender": "dlkern", "us": ours_us, "max_rel_error": ours_error}]
+    return rows + [
+        {"case": case, "contender": f"rival {i}", "us": us, "max_rel_error": rival_error}
+        for i, us in enumerate(rivals_us)
+    ]
+
+
+def test_summary():
+    groups = {
+        "large": [rows("a", 10.0, [20.0, 90.0]), rows("b", 10.0, [5.0])],
+        "small": [rows("c", 10.0, [12.5], ours_error=5e-6)],
+        "alone": [rows("d", 10.0, [])],
+        "unchecked": [rows("e", 10.0, [10.0], None, None)],
+    }
+    assert harness.summary(groups).splitlines() == [
+        "# large: 1.000 x best rival, least 0.50, in 2 cases",
+        "# small: 1.250 x best rival, least 1.25, in 1 cases",
+        "# unchecked: 1.000 x best rival, least 1.00, in 1 cases",
+        "# below 1.00 x best rival: 0.50 b",
+        "# error over 2 x that of every rival: 5.0 c",
+    ]
+
+
+def test_a_broken_rival_is_told_of_and_left_out(small, capsys):
+    def broken():
+        raise RuntimeError("no kernel\nfor this")
+
+    def make(device, quick):
+        (case,) = cases(0.0)(device, quick)
+        case.contenders["broken"] = broken
+        yield case
+
+    harness.main("tanh", make)
+    out = capsys.readouterr().out
+    assert "# tanh 1000: broken fails: no kernel\n" in out
+    assert "tanh 1000 | broken" not in out
+
+
+def test_a_broken_dlkern_is_an_error(small):
+    def make(device, quick):
+        yield harness.Case("a", {"dlkern": lambda: 1 / 0})
+
+    with pytest.raises(ZeroDivisionError):
+        harness.main("a", make)
+
+
+@pytest.mark.parametrize("wrong_row", [0, 5])
+def test_part_of_a_result(wrong_row):
+    x = torch.linspace(-1, 1, 60).reshape(6, 10)
+
+    def wrong():
+        y = torch.tanh(x)
+        y[wrong_row] += 1
+        return y
+
+    case = harness.Case(
+        "a", {"dlkern": wrong}, lambda: torch.tanh(x[:4].double()), 1e-6, part=lambda y: y[:4]
+    )
+    if wrong_row < 4:
+        with pytest.raises(AssertionError):
+            harness.check(case)
+    else:
+        assert harness.check(case)["dlkern"] < 1e-6
+
+
+# ---- bench_gemm: its cases are right, in small ---------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "tf32", "fp32", "fp64"])
+@pytest.mark.parametrize("batch", [(), (7,)])
+def test_gemm_product(name, layout, batch):
+    case = bench_gemm.product((name, layout, 19, 23, 64), "cpu", "sweep", batch)
+    assert set(harness.check(case)) == {"dlkern", "torch"}
+    assert case.flops == 2 * 19 * 23 * 64 * (batch[0] if batch else 1)
+
+
+ready = pytest.mark.skipif(not bench_gemm.READY, reason="not there yet")
+
+
+@ready
+@pytest.mark.parametrize(("activation", "residual"), [row[4:] for row in bench_gemm.LAYERS])
+def test_gemm_layer(activation, residual):
+    case = bench_gemm.layer("bf16", 33, 20, 40, activation, residual, "cpu", compile_too=True)
+    assert harness.check(case)["torch"] < 2**-6
+
+
+def test_gemm_gradients():
+    names = [case.name for case in bench_gemm.gradients("fp32", 300, 20, 30, "cpu")]
+    assert names == ["fp32 wgrad 20x30x300", "fp32 wgrad+bias 20x30x300", "fp32 dgrad 300x30x20"]
+    for case in bench_gemm.gradients("fp32", 300, 20, 30, "cpu"):
+        harness.check(case)
+
+
+@ready
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bench_gemm.scaled(32, 48, 64, False, "cpu"),
+        lambda: bench_gemm.scaled(32, 48, 64, True, "cpu"),
+        lambda: bench_gemm.integers(32, 48, 64, "cpu"),
+        lambda: bench_gemm.grouped(4, 50, 24, 32, "cpu"),
+    ],
+)
+def test_gemm_scaled_and_grouped(make):
+    errors = harness.check(harness.without_broken_rivals(make()))
+    assert "dlkern" in errors
+
+
+def test_gemm_sweep_is_as_wide_as_it_says():
+    shapes = [*bench_gemm.SWEEP, *bench_gemm.BATCHED, *bench_gemm.GROUPED]
+    assert len(shapes) == len(set(shapes)) == 40
