@@ -7,7 +7,8 @@ linear layer is NT). Results are checked in 256 random rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -127,20 +128,49 @@ def operands(name: str, layout: str, m: int, n: int, k: int, device: str, batch:
     return a.mT if layout[0] == "T" else a, b.mT if layout[1] == "T" else b
 
 
-def some(extent: int, device: str, count: int = 256) -> torch.Tensor:
-    """Random indices, in order, for what is checked."""
-    return torch.randperm(extent, device=device)[:count].sort().values
-
-
 def tolerance(name: str, k: int) -> float:
     """Of elements next to the size of a typical one; sums of k terms in float32."""
+    if name == "int8":
+        return 0.0
     eps = torch.finfo(DTYPES[name]).eps
-    return {
+    special = {
         "tf32": 2**-7,
         "fp8": 2**-5,  # tensor cores keep 14 bits of such sums
         "bf16": eps,
         "fp16": eps + 2**-22 * k**0.5,
-    }.get(name, 4 * eps * max(k, 16) ** 0.5)
+    }
+    return special.get(name, 4 * eps * max(k, 16) ** 0.5)
+
+
+def case(
+    label: str,
+    group: str,
+    name: str,
+    size: tuple[int, int, int],
+    tensors: list[torch.Tensor],
+    contenders: dict[str, Run],
+    reference: Callable[[torch.Tensor], torch.Tensor],
+) -> Case:
+    """An m x n x k product, or several of m rows in all.
+
+    The last of `tensors` (what is read or written, each once) is the result; `reference` computes
+    those of its rows that it is given.
+    """
+    m, n, k = size
+    result = tensors[-1]
+    count = 256 if result.ndim == 2 else 4  # rows, or items of a batch
+    rows = torch.randperm(len(result), device=result.device)[:count].sort().values
+    return Case(
+        f"{name} {label}",
+        contenders,
+        reference=lambda: reference(rows),
+        part=lambda y: y[rows],
+        tolerance=tolerance(name, k),
+        bytes=sum(t.nbytes for t in tensors),
+        flops=2 * m * n * k,
+        peak_tflops=PEAK_TFLOPS.get(name) if result.is_cuda else None,
+        group=group,
+    )
 
 
 def in_tf32(allowed: bool, run: Run) -> Run:
@@ -153,39 +183,22 @@ def in_tf32(allowed: bool, run: Run) -> Run:
     return set_and_run
 
 
-def case(label: str, name: str, tensors: list, flops: int, k: int, **kwargs) -> Case:
-    """`tensors`: all that are read or written once."""
-    kwargs.setdefault("tolerance", tolerance(name, k) if name != "int8" else 0.0)
-    return Case(
-        label,
-        bytes=sum(t.nbytes for t in tensors),
-        flops=flops,
-        peak_tflops=PEAK_TFLOPS.get(name) if tensors[0].is_cuda else None,
-        **kwargs,
-    )
-
-
 def product(shape: Shape, device: str, group: str, batch: tuple = ()) -> Case:
     name, layout, m, n, k = shape
     a, b = operands(*shape, device, batch)
     out = torch.empty(*batch, m, n, dtype=a.dtype, device=device)
     precision = "tf32" if name == "tf32" else "ieee"
-    # Rows of a single product, items of a batch.
-    part = some(*((batch[0], device, 4) if batch else (m, device)))
-    count = f"{batch[0]}x " if batch else ""
     return case(
-        f"{name} {layout} {count}{m}x{n}x{k}",
+        f"{layout} {f'{batch[0]}x ' if batch else ''}{m}x{n}x{k}",
+        group,
         name,
+        (m * math.prod(batch), n, k),
         [a, b, out],
-        2 * out.numel() * k,
-        k,
-        contenders={
+        {
             "dlkern": lambda: dlkern.matmul(a, b, precision=precision, out=out),
             "torch": in_tf32(name == "tf32", lambda: torch.matmul(a, b, out=out)),
         },
-        part=lambda y: y[part],
-        reference=lambda: a[part].double() @ (b[part] if batch else b).double(),
-        group=group,
+        lambda rows: a[rows].double() @ (b[rows] if batch else b).double(),
     )
 
 
@@ -194,56 +207,50 @@ def scaled(m: int, n: int, k: int, by_row: bool, device: str) -> Case:
     scale_a = torch.rand((m, 1) if by_row else (), device=device) + 0.5
     scale_b = torch.rand((1, n) if by_row else (), device=device) + 0.5
     out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
-    rows = some(m, device)
 
-    def torch_scaled(fast: bool) -> Run:
-        return lambda: torch._scaled_mm(
+    def rival(fast: bool) -> torch.Tensor:
+        return torch._scaled_mm(
             a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast
         )
 
     return case(
-        f"fp8e4m3 NT {m}x{n}x{k} -> bf16" + ", scale by row" * by_row,
+        f"e4m3 NT {m}x{n}x{k} -> bf16" + ", scale by row" * by_row,
+        "large",
         "fp8",
+        (m, n, k),
         [a, b, out],
-        2 * m * n * k,
-        k,
-        contenders={
+        {
             "dlkern": lambda: dlkern.scaled_matmul(a, b, scale_a, scale_b, out=out),
-            "torch": torch_scaled(False),
-            "torch, fast accumulation": torch_scaled(True),
+            "torch": lambda: rival(False),
+            "torch, fast accumulation": lambda: rival(True),
         },
-        part=lambda y: y[rows],
-        reference=lambda: (a.double() * scale_a)[rows] @ (b.double() * scale_b),
-        group="large",
+        lambda rows: (a.double() * scale_a)[rows] @ (b.double() * scale_b),
     )
 
 
 def integers(m: int, n: int, k: int, device: str) -> Case:
     a, b = operands("int8", "NT", m, n, k, device)
     out = torch.empty(m, n, dtype=torch.int32, device=device)
-    rows = some(m, device)
     return case(
-        f"int8 NT {m}x{n}x{k} -> int32",
+        f"NT {m}x{n}x{k} -> int32",
+        "large",
         "int8",
+        (m, n, k),
         [a, b, out],
-        2 * m * n * k,
-        k,
-        contenders={
+        {
             "dlkern": lambda: dlkern.scaled_matmul(a, b, out=out),
             "torch": lambda: torch._int_mm(a, b, out=out),
         },
-        part=lambda y: y[rows],
-        reference=lambda: a[rows].double() @ b.double(),
-        group="large",
+        lambda rows: a[rows].double() @ b.double(),
     )
 
 
-def layer(dtype, m, n, k, activation, residual, device: str, compile_too: bool) -> Case:
-    x, weight = (random(r, k, name=dtype, device=device) for r in (m, n))
-    bias = random(n, name=dtype, device=device)
-    added = random(m, n, name=dtype, device=device) if residual else None
+def layer(name, m, n, k, activation, residual, device: str, compile_too: bool) -> Case:
+    x, weight = (random(r, k, name=name, device=device) for r in (m, n))
+    bias = random(n, name=name, device=device)
+    added = random(m, n, name=name, device=device) if residual else None
     out = torch.empty(m, n, dtype=x.dtype, device=device)
-    rows = some(m, device)
+    options = {"residual": added} if residual else {}
 
     def forward(x, weight, bias, added):
         y = F.linear(x, weight, bias)
@@ -253,76 +260,63 @@ def layer(dtype, m, n, k, activation, residual, device: str, compile_too: bool) 
             y = F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
         return y if added is None else y + added
 
-    def right():
-        b = None if added is None else added[rows].double()
-        return forward(x[rows].double(), weight.double(), bias.double(), b)
+    def right(rows):
+        return forward(
+            x[rows].double(), weight.double(), bias.double(),
+            None if added is None else added[rows].double(),
+        )  # fmt: skip
 
-    options = {"residual": added} if residual else {}
     contenders = {
         "dlkern": lambda: dlkern.linear(x, weight, bias, activation=activation, out=out, **options),
         "torch": lambda: forward(x, weight, bias, added),
     }
-    if activation in ("relu", "gelu_tanh") and not residual and device == "cuda":
+    if activation in ("relu", "gelu_tanh") and not residual and x.is_cuda:
         contenders["cublaslt epilogue"] = lambda: torch._addmm_activation(
             bias, x, weight.t(), use_gelu=activation == "gelu_tanh"
         )
     if compile_too:
         contenders |= compiled(forward, x, weight, bias, added)
-    parts = ["linear", "bias", *filter(None, [activation, "residual" * residual])]
-    return case(
-        f"{dtype} {'+'.join(parts)} {m}x{n}x{k}",
-        dtype,
-        [x, weight, bias, out, *([added] if residual else [])],
-        2 * m * n * k,
-        k,
-        contenders=contenders,
-        part=lambda y: y[rows],
-        reference=right,
-        group="linear",
-    )
+    parts = "+".join(filter(None, ["linear", "bias", activation, "residual" * residual]))
+    tensors = [t for t in (x, weight, bias, added, out) if t is not None]
+    return case(f"{parts} {m}x{n}x{k}", "linear", name, (m, n, k), tensors, contenders, right)
 
 
-def gradients(dtype: str, tokens: int, n: int, k: int, device: str) -> Iterator[Case]:
-    """Of a layer's weight (bias with it, or not) and input."""
-    dy, x = (random(tokens, c, name=dtype, device=device) for c in (n, k))
-    weight = random(n, k, name=dtype, device=device)
+def gradients(name: str, tokens: int, n: int, k: int, device: str) -> Iterator[Case]:
+    """Of a layer's weight, with its bias or without, and input."""
+    dy, x = (random(tokens, c, name=name, device=device) for c in (n, k))
+    weight = random(n, k, name=name, device=device)
     dweight, dbias, dx = torch.empty_like(weight), torch.empty_like(dy[0]), torch.empty_like(x)
-    rows, flops = some(n, device), 2 * tokens * n * k
 
     def both():
         torch.sum(dy, 0, out=dbias)
         return torch.mm(dy.t(), x, out=dweight)
 
-    for bias in (False, True):
-        outs = {"out": dweight, **({"out_bias": dbias} if bias else {})}
+    for bias in (None, dbias):
         yield case(
-            f"{dtype} wgrad{'+bias' * bias} {n}x{k}x{tokens}",
-            dtype,
+            f"wgrad{'' if bias is None else '+bias'} {n}x{k}x{tokens}",
+            "linear",
+            name,
+            (n, k, tokens),
             [dy, x, dweight],
-            flops,
-            tokens,
-            contenders={
-                "dlkern": lambda outs=outs: dlkern.linear_backward_weight(dy, x, **outs)[0],
-                "torch": both if bias else lambda: torch.mm(dy.t(), x, out=dweight),
+            {
+                "dlkern": lambda bias=bias: dlkern.linear_backward_weight(
+                    dy, x, out=dweight, out_bias=bias
+                )[0],
+                "torch": (lambda: torch.mm(dy.t(), x, out=dweight)) if bias is None else both,
             },
-            part=lambda y: y[rows],
-            reference=lambda: dy[:, rows].double().t() @ x.double(),
-            group="linear",
+            lambda rows: dy[:, rows].double().t() @ x.double(),
         )
-    samples = some(tokens, device)
     yield case(
-        f"{dtype} dgrad {tokens}x{k}x{n}",
-        dtype,
+        f"dgrad {tokens}x{k}x{n}",
+        "linear",
+        name,
+        (tokens, k, n),
         [dy, weight, dx],
-        flops,
-        n,
-        contenders={
+        {
             "dlkern": lambda: dlkern.linear_backward_input(dy, weight, out=dx),
             "torch": lambda: torch.mm(dy, weight, out=dx),
         },
-        part=lambda y: y[samples],
-        reference=lambda: dy[samples].double() @ weight.double(),
-        group="linear",
+        lambda rows: dy[rows].double() @ weight.double(),
     )
 
 
@@ -331,31 +325,26 @@ def grouped(experts: int, tokens: int, n: int, k: int, device: str) -> Case:
     x = random(tokens, k, name="bf16", device=device)
     weight = random(experts, n, k, name="bf16", device=device)
     out = torch.empty(tokens, n, dtype=x.dtype, device=device)
-    ends = torch.sort(torch.randint(tokens + 1, (experts,), device=device)).values.int()
+    ends = torch.randint(tokens + 1, (experts,), device=device).sort().values.int()
     ends[-1] = tokens
     used = int((ends.diff(prepend=ends.new_zeros(1)) > 0).sum())
-    rows = some(tokens, device)
-    contenders: dict[str, Run] = {
-        "dlkern": lambda: dlkern.grouped_matmul(x, weight.mT, ends, out=out)
-    }
-    if hasattr(torch, "_grouped_mm"):
-        contenders["torch"] = lambda: torch._grouped_mm(x, weight.mT, offs=ends)
 
-    def right():
+    def right(rows):
         expert = torch.searchsorted(ends, rows.int(), right=True)
         parts = [(x[rows[expert == e]], weight[e]) for e in expert.unique().tolist()]
         return torch.cat([a.double() @ b.double().t() for a, b in parts])
 
     return case(
-        f"bf16 grouped {experts}x {tokens}x{n}x{k}",
+        f"grouped {experts}x {tokens}x{n}x{k}",
+        "sweep",
         "bf16",
+        (tokens, n, k),
         [x, weight[:used], out],
-        2 * tokens * n * k,
-        k,
-        contenders=contenders,
-        part=lambda y: y[rows],
-        reference=right,
-        group="sweep",
+        {
+            "dlkern": lambda: dlkern.grouped_matmul(x, weight.mT, ends, out=out),
+            "torch": lambda: torch._grouped_mm(x, weight.mT, offs=ends),
+        },
+        right,
     )
 
 

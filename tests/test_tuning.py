@@ -236,6 +236,7 @@ def test_autotune_matmul(gpu, file, rng):
 @pytest.mark.gpu
 def test_choices_are_loaded_before_the_first_call(gpu, file):
     """In a new process, by a plain call."""
+    pytest.importorskip("torch")
     tuning._store(0, "some key", "some choice")
     done = run_python(
         "import torch, dlkern\n"
