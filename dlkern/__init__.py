@@ -51,11 +51,14 @@ from dlkern.conv import (
 from dlkern.dropout import dropout, dropout_backward
 from dlkern.elementwise import add, add_backward
 from dlkern.gemm import (
+    grouped_matmul,
+    grouped_matmul_backward,
     linear,
     linear_backward_input,
     linear_backward_weight,
     matmul,
     matmul_backward,
+    scaled_matmul,
 )
 from dlkern.layout import nchw_to_nhwc, nhwc_to_nchw, permute
 from dlkern.loss import cross_entropy, cross_entropy_backward
@@ -130,6 +133,8 @@ __all__ = [
     "get_include",
     "get_library",
     "get_num_threads",
+    "grouped_matmul",
+    "grouped_matmul_backward",
     "layer_norm",
     "layer_norm_backward",
     "leaky_relu",
@@ -157,6 +162,7 @@ __all__ = [
     "relu_backward",
     "rms_norm",
     "rms_norm_backward",
+    "scaled_matmul",
     "set_num_threads",
     "sgd_step",
     "sigmoid",

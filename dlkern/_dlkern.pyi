@@ -252,7 +252,15 @@ def reduce_backward(
 
 # gemm.pxi
 def matmul(
-    a: Any, b: Any, c: Any, alpha: Any, beta: Any, precision: Any, out: Any, stream: Any
+    a: Any,
+    b: Any,
+    c: Any,
+    alpha: Any,
+    beta: Any,
+    precision: Any,
+    batch_invariant: bool,
+    out: Any,
+    stream: Any,
 ) -> Any: ...
 def matmul_backward(
     dy: Any, a: Any, b: Any, alpha: Any, precision: Any, out: Any, out_b: Any, stream: Any
@@ -263,13 +271,25 @@ def linear(
     bias: Any,
     activation: Any,
     alpha: Any,
+    residual: Any,
     preactivation: bool,
     precision: Any,
+    batch_invariant: bool,
     out: Any,
     out_preactivation: Any,
     stream: Any,
 ) -> Any: ...
-def linear_backward_input(dy: Any, weight: Any, precision: Any, out: Any, stream: Any) -> Any: ...
+def linear_backward_input(
+    dy: Any,
+    weight: Any,
+    activation: Any,
+    alpha: Any,
+    preactivation: Any,
+    precision: Any,
+    batch_invariant: bool,
+    out: Any,
+    stream: Any,
+) -> Any: ...
 def linear_backward_weight(
     dy: Any,
     x: Any,
@@ -278,5 +298,42 @@ def linear_backward_weight(
     precision: Any,
     out: Any,
     out_bias: Any,
+    stream: Any,
+) -> Any: ...
+def scaled_matmul(
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any,
+    activation: Any,
+    alpha: Any,
+    out_dtype: Any,
+    scale_out: Any,
+    amax: bool,
+    batch_invariant: bool,
+    out: Any,
+    out_amax: Any,
+    stream: Any,
+) -> Any: ...
+def grouped_matmul(
+    a: Any,
+    b: Any,
+    offsets: Any,
+    bias: Any,
+    precision: Any,
+    batch_invariant: bool,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+def grouped_matmul_backward(
+    dy: Any,
+    a: Any,
+    b: Any,
+    offsets: Any,
+    precision: Any,
+    batch_invariant: bool,
+    out: Any,
+    out_b: Any,
     stream: Any,
 ) -> Any: ...

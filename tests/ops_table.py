@@ -50,6 +50,20 @@ def integers(low: int, high: int, *shape: int, dtype: str = "int64") -> Make:
     return lambda rng, _: rng.integers(low, high, shape).astype(dtype)
 
 
+def small(dtype: str, *shape: int) -> Make:
+    """Small integers of that dtype, whose products and sums are exact."""
+    return lambda rng, _: rounded(rng.integers(-4, 5, shape), dtype)
+
+
+def powers_of_two(*shape: int) -> Make:
+    """Factors in float32 whose products are exact."""
+    return lambda rng, _: rng.choice([0.5, 1, 2], shape).astype("float32")
+
+
+def ends(*values: int, dtype: str) -> Make:
+    return lambda rng, _: np.array(values, dtype)
+
+
 def window_indices(rng: np.random.Generator, _: str) -> NDArray[Any]:
     """A position in each window of 2 x 2 of a plane of 5 x 7."""
     rows = 2 * np.arange(2)[:, None] + rng.integers(0, 2, (2, 3, 2, 3))
@@ -533,6 +547,13 @@ OPS = [
     ),
     Op(
         "linear",
+        {"x": normal(15, 20), "weight": normal(17, 20), "residual": normal(15, 17)},
+        {"out": (15, 17)},
+        {"activation": "relu", "batch_invariant": True},
+        variant="residual",
+    ),
+    Op(
+        "linear",
         {"x": normal(15, 20), "weight": normal(17, 20)},
         {"out": (15, 17), "out_preactivation": (15, 17)},
         {"activation": "relu", "preactivation": True},
@@ -544,9 +565,62 @@ OPS = [
         {"out": (5, 3, 20)},
     ),
     Op(
+        "linear_backward_input",
+        {"dy": normal(5, 17), "weight": normal(17, 20), "preactivation": normal(5, 20)},
+        {"out": (5, 20)},
+        {"activation": "silu"},
+        variant="activation",
+    ),
+    Op(
         "linear_backward_weight",
         {"dy": normal(5, 3, 17), "x": normal(5, 3, 20)},
         {"out": (17, 20), "out_bias": (17,)},
         {"bias": True},
+    ),
+    Op(
+        "scaled_matmul",
+        {
+            "a": small("float8_e4m3fn", 5, 140),
+            "b": small("float8_e5m2", 140, 17),
+            "scale_a": powers_of_two(5, 2),
+            "scale_b": powers_of_two(17),
+            "bias": small("float32", 17),
+            "scale_out": powers_of_two(),
+        },
+        {"out": ((5, 17), "float32"), "out_amax": ((), "float32")},
+        {"out_dtype": "float32", "amax": True, "activation": "relu"},
+        variant="float8",
+    ),
+    Op(
+        "scaled_matmul",
+        {"a": small("int8", 5, 40), "b": small("int8", 40, 17)},
+        {"out": ((5, 17), "int32")},
+        variant="int8",
+    ),
+    Op(
+        "grouped_matmul",
+        {
+            "a": normal(9, 20),
+            "b": normal(4, 20, 17),
+            "offsets": ends(2, 2, 8, 9, dtype="int32"),
+            "bias": normal(4, 17),
+        },
+        {"out": (9, 17)},
+    ),
+    Op(
+        "grouped_matmul",
+        {"a": normal(5, 9), "b": normal(9, 17), "offsets": ends(2, 2, 9, dtype="int64")},
+        {"out": (3, 5, 17)},
+        variant="depth",
+    ),
+    Op(
+        "grouped_matmul_backward",
+        {
+            "dy": normal(9, 17),
+            "a": normal(9, 20),
+            "b": normal(4, 20, 17),
+            "offsets": ends(0, 3, 7, 9, dtype="int64"),
+        },
+        {"out": (9, 20), "out_b": (4, 20, 17)},
     ),
 ]

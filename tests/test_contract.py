@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import ml_dtypes
 import numpy as np
 import pytest
 from backends import LAYOUTS, get_backend
@@ -133,10 +132,12 @@ def test_bits_do_not_depend_on_the_number_of_threads(op):
 def to_framework(name, array, gpu):
     if name == "torch":
         torch = pytest.importorskip("torch")
-        if array.dtype == ml_dtypes.bfloat16:
-            array = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        else:
+        name = array.dtype.name
+        if array.dtype.isbuiltin == 1:
             array = torch.from_numpy(array)
+        else:  # a type of ml_dtypes
+            integers = np.int16 if array.itemsize == 2 else np.uint8
+            array = torch.from_numpy(array.view(integers)).view(getattr(torch, name))
         return array.cuda() if gpu else array
     if name == "jax":
         jax = pytest.importorskip("jax")
@@ -218,7 +219,7 @@ def test_torch_allocates_nothing_when_out_is_given(op):
             return function(*args, **(kwargs or {}))
 
     seen = []
-    arrays = {name: torch.from_numpy(a) for name, a in op.make().items()}
+    arrays = {name: to_framework("torch", a, False) for name, a in op.make().items()}
     outputs = {
         k: torch.empty(shape, dtype=getattr(torch, kind))
         for k, (shape, kind) in op.output_specs().items()

@@ -90,10 +90,18 @@ def takes(op, dtype: str) -> bool:
     return True
 
 
+def dtypes_of(op, dtype: str) -> list[str]:
+    return [array.dtype.name for array in op.make(dtype).values()]
+
+
 @pytest.mark.parametrize("row", table_of_ops(), ids=lambda row: row[0])
 def test_readme_dtypes_are_those_that_work(row):
     ops = [op for op in OPS if f"`{op.name}`" in row[1]]
     listed = row[2].split(", ")
+    if all(dtypes_of(op, "float64") == dtypes_of(op, "float16") for op in ops):
+        own = {dtype for op in ops for dtype in dtypes_of(op, "float32")[:2]}
+        assert sorted(own) == sorted(listed)
+        return
     for dtype in FLOATS:
         assert all(takes(op, dtype) for op in ops) == (listed[0] in ("all", "any")), dtype
     for dtype in ("int8", "int32", "int64"):

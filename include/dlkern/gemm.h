@@ -1,10 +1,14 @@
 /* Matrix products and fully-connected layers.
  *
- * dtypes: float64, float32, float16, bfloat16. Products are summed in float32 (float64 for float64)
- * and rounded once, to the dtype of the output, which may be any of the four. Any strides of inputs
- * and outputs; a transposed matrix is a view. A sum over nothing (K = 0) is 0. On a GPU a row's
- * bits do not depend on the other rows; on the CPU they may depend on how many there are.
- * precision: float32 products are computed in full float32 for DLK_PRECISION_TF32 too, so far.
+ * dtypes: float64, float32, float16, bfloat16; dlk_scaled_matmul has float8 and int8 operands.
+ * Products are summed in float32 (float64 for float64, int32 for int8) and rounded once, to the
+ * dtype of the output, which may be any of the four. Any strides of inputs and outputs; a transposed
+ * matrix is a view. A sum over nothing (K = 0) is 0.
+ * precision: with DLK_PRECISION_TF32 float32 operands may be rounded to tf32, where there are tensor
+ * cores for that; elsewhere products are computed in full float32 all the same.
+ * batch_invariant: not 0: a row of the result has the same bits however many rows there are, and
+ * wherever among them it lies. That may cost speed. Without it, a row's bits do not depend on the
+ * values of other rows, but may depend on their number.
  */
 #ifndef DLKERN_GEMM_H_
 #define DLKERN_GEMM_H_
@@ -19,10 +23,12 @@ extern "C" {
 typedef struct dlk_matmul_params {
   uint32_t struct_size;
   int32_t precision; /* dlk_precision */
+  int32_t batch_invariant;
+  int32_t reserved;
   double alpha;
   double beta; /* of c; without c it is not used */
 } dlk_matmul_params;
-#define DLK_MATMUL_PARAMS_INIT {sizeof(dlk_matmul_params), DLK_PRECISION_IEEE, 1.0, 1.0}
+#define DLK_MATMUL_PARAMS_INIT {sizeof(dlk_matmul_params), DLK_PRECISION_IEEE, 0, 0, 1.0, 1.0}
 
 /* y = alpha a b + beta c
  *
@@ -48,7 +54,7 @@ typedef struct dlk_linear_params {
   uint32_t struct_size;
   int32_t precision;  /* dlk_precision */
   int32_t activation; /* dlk_activation */
-  int32_t reserved;
+  int32_t batch_invariant;
   double alpha; /* of the activation, see activation.h */
   double threshold;
 } dlk_linear_params;
@@ -60,29 +66,48 @@ typedef struct dlk_linear_params {
    DLK_ACTIVATION_ALPHA(DLK_ACTIVATION_NONE), \
    DLK_ACTIVATION_THRESHOLD}
 
-/* preactivation = x weight^T + bias,  y = activation(preactivation)
+/* preactivation = x weight^T + bias,  y = activation(preactivation) + residual
  *
- * x [..., K], weight [N, K], bias [N] (optional), y and preactivation (optional) [..., N]; x has at
- * least one dimension. x, weight, bias: same dtype; y, preactivation: same dtype. y is computed
- * from the preactivation before it is rounded. Outputs overlap neither inputs nor each other. */
+ * x [..., K], weight [N, K], bias [N] (optional), residual (optional) any shape that broadcasts to
+ * y, y and preactivation (optional) [..., N]; x has at least one dimension. x, weight, bias: same
+ * dtype; residual: dtype of y or of x; y, preactivation: same dtype. y is computed from the
+ * preactivation before it is rounded. y may be residual itself; else outputs overlap neither inputs
+ * nor each other. */
 DLK_API dlk_status_t dlk_linear_forward(const DLTensor* x, const DLTensor* weight,
-                                        const DLTensor* bias, const DLTensor* y,
-                                        const DLTensor* preactivation,
+                                        const DLTensor* bias, const DLTensor* residual,
+                                        const DLTensor* y, const DLTensor* preactivation,
                                         const dlk_linear_params* params, const dlk_launch* launch);
 
 typedef struct dlk_linear_backward_params {
   uint32_t struct_size;
-  int32_t precision;  /* dlk_precision */
-  int32_t accumulate; /* not 0: backward_weight adds to what dweight and dbias hold */
+  int32_t precision;       /* dlk_precision */
+  int32_t accumulate;      /* not 0: backward_weight adds to what dweight and dbias hold */
+  int32_t batch_invariant; /* backward_input */
+  int32_t activation;      /* backward_input: dlk_activation, of the layer below */
   int32_t reserved;
+  double alpha; /* of the activation */
+  double threshold;
 } dlk_linear_backward_params;
-#define DLK_LINEAR_BACKWARD_PARAMS_INIT \
-  {sizeof(dlk_linear_backward_params), DLK_PRECISION_IEEE, 0, 0}
+#define DLK_LINEAR_BACKWARD_PARAMS_INIT          \
+  {                                              \
+      sizeof(dlk_linear_backward_params),        \
+      DLK_PRECISION_IEEE,                        \
+      0,                                         \
+      0,                                         \
+      DLK_ACTIVATION_NONE,                       \
+      0,                                         \
+      DLK_ACTIVATION_ALPHA(DLK_ACTIVATION_NONE), \
+      DLK_ACTIVATION_THRESHOLD}
 
-/* dx = dy weight;  dy [..., N], weight [N, K], dx [..., K]. dy is the gradient of the
- * preactivation: where there is an activation, dlk_activation_backward comes first. */
+/* dx = (dy weight) * activation'(preactivation)
+ *
+ * dy [..., N], weight [N, K], preactivation (optional) and dx [..., K]. dy is the gradient of this
+ * layer's preactivation, x weight^T + bias. preactivation is of the layer below: x was
+ * activation(preactivation), and dx is then the gradient of that layer's preactivation, ready to be
+ * its dy. Without preactivation dx = dy weight and the activation must be DLK_ACTIVATION_NONE.
+ * preactivation: dtype of dy or of dx. dx overlaps no input. */
 DLK_API dlk_status_t dlk_linear_backward_input(const DLTensor* dy, const DLTensor* weight,
-                                               const DLTensor* dx,
+                                               const DLTensor* preactivation, const DLTensor* dx,
                                                const dlk_linear_backward_params* params,
                                                const dlk_launch* launch);
 
@@ -94,6 +119,84 @@ DLK_API dlk_status_t dlk_linear_backward_weight(const DLTensor* dy, const DLTens
                                                 const DLTensor* dweight, const DLTensor* dbias,
                                                 const dlk_linear_backward_params* params,
                                                 const dlk_launch* launch);
+
+typedef struct dlk_scaled_matmul_params {
+  uint32_t struct_size;
+  int32_t activation; /* dlk_activation */
+  int32_t batch_invariant;
+  int32_t reserved;
+  double alpha; /* of the activation, see activation.h */
+  double threshold;
+} dlk_scaled_matmul_params;
+#define DLK_SCALED_MATMUL_PARAMS_INIT                                        \
+  {sizeof(dlk_scaled_matmul_params),          DLK_ACTIVATION_NONE,     0, 0, \
+   DLK_ACTIVATION_ALPHA(DLK_ACTIVATION_NONE), DLK_ACTIVATION_THRESHOLD}
+
+/* out  = activation(sum_k (a[m, k] scale_a(m, k)) (b[k, n] scale_b(k, n)) + bias[n])
+ * y    = out * scale_out,  amax = max |out|  (NaN where any element of out is)
+ *
+ * a [..., M, K] and b [..., K, N]: both of float8 (e4m3fn and e5m2 in any mixture), or both int8.
+ * y [..., M, N]: bfloat16, float16, float32, float8_e4m3fn or float8_e5m2, or for int8 operands
+ * without scales, bias, activation, scale_out and amax int32: the exact sums (modulo 2^32).
+ * A float8 y is rounded to nearest even; what is beyond the format's largest finite number,
+ * infinity too, becomes that number, and NaN stays NaN. bias (optional) [N]: float32, float16 or
+ * bfloat16. scale_out (optional input) and amax (optional output): one float32, on the device.
+ *
+ * scale_a, scale_b (optional): float32 factors on the device, strided as they like. With R rows of
+ * a (M, or all rows of a where its leading dimensions are merged with M) in place of N for b:
+ *
+ *     of a               of b               factor
+ *     [] or [1]          [] or [1]          of the tensor
+ *     [R] or [R, 1]      [N] or [1, N]      of each row of a, column of b
+ *     [R, D]             [D, N]             of 128 neighbours along k,      D = ceil(K / 128)
+ *     [ceil(R/128), D]   [D, ceil(N/128)]   of blocks of 128 x 128
+ *
+ * A scale with one element is the tensor's. Where two lines give the same shape it is read as the
+ * earlier one. int8 operands have no factors along k. Where b has leading dimensions of its own, or
+ * where the strides of a or y do not let the leading dimensions be merged with the rows, only
+ * factors of the tensor are supported. y and amax overlap no input. */
+DLK_API dlk_status_t dlk_scaled_matmul(const DLTensor* a, const DLTensor* b,
+                                       const DLTensor* scale_a, const DLTensor* scale_b,
+                                       const DLTensor* bias, const DLTensor* scale_out,
+                                       const DLTensor* y, const DLTensor* amax,
+                                       const dlk_scaled_matmul_params* params,
+                                       const dlk_launch* launch);
+
+typedef struct dlk_grouped_matmul_params {
+  uint32_t struct_size;
+  int32_t precision; /* dlk_precision */
+  int32_t batch_invariant;
+  int32_t reserved;
+} dlk_grouped_matmul_params;
+#define DLK_GROUPED_MATMUL_PARAMS_INIT {sizeof(dlk_grouped_matmul_params), DLK_PRECISION_IEEE, 0, 0}
+
+/* One product for each of G groups that lie one after the other along a packed extent T. Group g has
+ * what lies between offsets[g - 1] (0 for the first) and offsets[g]; offsets [G], int32 or int64, on
+ * the device.
+ *
+ * Packed rows:  a [T, K], b [G, K, N], y [T, N]:       y[t] = a[t] b[g] + bias[g] for t in group g;
+ *               bias [G, N] (optional). Rows beyond the last offset are not written.
+ * Packed depth: a [M, T], b [T, N], y [G, M, N]:       y[g] = a[:, group g] b[group g, :];
+ *               zeros for an empty group; no bias.
+ *
+ * a, b, bias: same dtype, one of the four floating ones. Offsets are clamped to [0, T] where they
+ * are used and nothing out of bounds is touched; that they do not fall is the caller's word, which
+ * debug mode checks: else the results are undefined. y overlaps no input. */
+DLK_API dlk_status_t dlk_grouped_matmul(const DLTensor* a, const DLTensor* b,
+                                        const DLTensor* offsets, const DLTensor* bias,
+                                        const DLTensor* y, const dlk_grouped_matmul_params* params,
+                                        const dlk_launch* launch);
+
+/* Gradients of the product of packed rows. dy [T, N]; da [T, K]: da[t] = dy[t] b[g]^T, rows beyond
+ * the last offset not written; db [G, K, N]: db[g] = a[group g, :]^T dy[group g, :]. */
+DLK_API dlk_status_t dlk_grouped_matmul_backward_a(const DLTensor* dy, const DLTensor* b,
+                                                   const DLTensor* offsets, const DLTensor* da,
+                                                   const dlk_grouped_matmul_params* params,
+                                                   const dlk_launch* launch);
+DLK_API dlk_status_t dlk_grouped_matmul_backward_b(const DLTensor* dy, const DLTensor* a,
+                                                   const DLTensor* offsets, const DLTensor* db,
+                                                   const dlk_grouped_matmul_params* params,
+                                                   const dlk_launch* launch);
 
 #ifdef __cplusplus
 }

@@ -4,176 +4,248 @@
 // computed in place, or in a buffer of float where y is of another type or strided along n.
 //
 // Panels and pieces depend on the shape alone, so the bits do not depend on the number of threads;
-// nor do they on the item's place in the batch.
-#include "ops/gemm.h"
-
-#include <memory>
-
-#include "core/activation_math.h"
-#include "cpu/prims/blas.h"
-#include "cpu/prims/convert.h"
-#include "cpu/prims/parallel.h"
-#include "cpu/prims/vmath.h"
+// nor do they on the item's place in the batch. Where they must not depend on the number of rows
+// either, the sums are made in order (gemm_ordered.cpp) instead of by BLAS. int8: gemm_int8.cpp.
+#include "cpu/gemm.h"
 
 namespace dlkern {
-namespace {
+namespace cpu {
 
-using namespace cpu;
-
-constexpr int64_t kPiece = 128;  // of k, where an operand is converted
-
-// A matrix that BLAS can read: rows x cols, stored so or transposed.
-template <class Acc>
-struct BlasOperand {
-  const Acc* data;
-  int64_t ld;
-  bool transposed;
-};
-
-// Whether BLAS can take rows `row` apart whose elements are `col` apart (or the transpose of that).
-inline bool is_blas_layout(int64_t rows, int64_t cols, int64_t row, int64_t col) {
-  return (col == 1 || cols == 1) && (rows == 1 || (row >= cols && row <= INT32_MAX));
+PanelList::PanelList(const Gemm& g)
+    : grouped_(g.is_grouped()),
+      m_(g.m),
+      n_(g.n),
+      inner_(inner_extent(g)),
+      panels_(make_panels(g.m, g.n, g.k.numel)) {
+  if (grouped_) {
+    list_groups(g);
+    return;
+  }
+  count_ = g.batch.numel * panels_.count();
+  rows_ = std::min(panels_.rows, g.m);
+  cols_ = std::min(panels_.columns, g.n);
 }
 
-// One operand of the products of a panel. `row` and `col` are strides.
-template <class T>
-class Operand {
-  using Acc = Accumulator<T>;
+Panel PanelList::operator[](int64_t i) const {
+  if (grouped_) return listed_[i];
+  const int64_t panel = i % panels_.count();
+  const int64_t i0 = panel / panels_.column_panels * panels_.rows;
+  const int64_t j0 = panel % panels_.column_panels * panels_.columns;
+  return {i / panels_.count(),
+          i0,
+          std::min(panels_.rows, m_ - i0),
+          j0,
+          std::min(panels_.columns, n_ - j0),
+          0,
+          inner_};
+}
 
- public:
-  // The largest piece will be rows x cols; `direct` as is_direct() says.
-  Operand(int64_t rows, int64_t cols, bool direct)
-      : direct_(direct), buffer_(direct ? nullptr : new Acc[rows * cols]) {}
-
-  static bool is_direct(int64_t rows, int64_t cols, int64_t row, int64_t col) {
-    return std::is_same_v<T, Acc> &&
-           (is_blas_layout(rows, cols, row, col) || is_blas_layout(cols, rows, col, row));
-  }
-
-  BlasOperand<Acc> get(const T* data, int64_t rows, int64_t cols, int64_t row, int64_t col) {
-    if constexpr (std::is_same_v<T, Acc>) {
-      if (direct_) {
-        if (is_blas_layout(rows, cols, row, col)) return {data, rows == 1 ? cols : row, false};
-        return {data, cols == 1 ? rows : col, true};
+void PanelList::list_groups(const Gemm& g) {
+  const bool by_rows = g.groups.along == Groups::Along::kRows;
+  for (int64_t item = 0; item < g.batch.numel; ++item) {
+    const int64_t extent = by_rows ? g.m : g.k.numel;
+    const int64_t begin = g.groups.begin(item, extent), end = g.groups.end(item, extent);
+    const int64_t first = by_rows ? begin : 0, rows = by_rows ? end - begin : g.m;
+    const int64_t depth = by_rows ? g.k.numel : std::max<int64_t>(end - begin, 0);
+    if (rows <= 0 || g.n == 0) continue;
+    const Panels p = make_panels(rows, g.n, depth);
+    for (int64_t i = 0; i < rows; i += p.rows) {
+      for (int64_t j = 0; j < g.n; j += p.columns) {
+        const int64_t k = by_rows ? 0 : begin;
+        listed_.push_back({item, first + i, std::min(p.rows, rows - i), j,
+                           std::min(p.columns, g.n - j), k, k + (by_rows ? inner_ : depth)});
+        rows_ = std::max(rows_, listed_.back().rows);
+        cols_ = std::max(cols_, listed_.back().cols);
       }
     }
-    Acc* out = buffer_.get();
-    if (std::abs(col) <= std::abs(row)) {
-      for (int64_t i = 0; i < rows; ++i) load_span(data + i * row, col, cols, out + i * cols);
-      return {out, cols, false};
+  }
+}
+
+namespace {
+
+constexpr int64_t kPiece = kScaleDepth;  // of k, where an operand is converted
+
+// Part of an operand as [r][k] (along_k) or [k][r], rows of it `ld` apart.
+template <class Acc>
+struct Part {
+  const Acc* data;
+  int64_t ld;
+  bool along_k;
+};
+
+// An operand's elements (r, k), r being m of a or n of b, as numbers of type Acc.
+template <class Acc>
+class Operand {
+ public:
+  Operand(const Matrix& t, const Scale& scale, int64_t row, int64_t k, int64_t rows, int64_t depth)
+      : t_(t), scale_(scale), row_(row), k_(k) {
+    constexpr DType kAcc = sizeof(Acc) == 8 ? DType::kFloat64 : DType::kFloat32;
+    direct_ = t.dtype == kAcc && !scale.along_depth() &&
+              (is_blas_layout(rows, depth, row, k) || is_blas_layout(depth, rows, k, row));
+  }
+
+  bool is_direct() const { return direct_; }
+  void reserve(int64_t elements) { buffer_.reset(new Acc[std::max<int64_t>(elements, 1)]); }
+
+  // Where it lies, or in the buffer.
+  Part<Acc> get(int64_t at, int64_t r, int64_t rows, int64_t k, int64_t depth) {
+    if (direct_) {
+      const Acc* data = t_.as<const Acc>() + at + r * row_ + k * k_;
+      if (is_blas_layout(rows, depth, row_, k_)) return {data, rows == 1 ? depth : row_, true};
+      return {data, depth == 1 ? rows : k_, false};
     }
-    for (int64_t j = 0; j < cols; ++j) load_span(data + j * col, row, rows, out + j * rows);
-    return {out, rows, true};
+    const bool along_k = std::abs(k_) <= std::abs(row_);
+    const int64_t ld = along_k ? depth : rows, count = along_k ? rows : depth;
+    for (int64_t i = 0; i < count; ++i) {
+      load(along_k, at, along_k ? r + i : r, along_k ? k : k + i, ld, buffer_.get() + i * ld);
+    }
+    return {buffer_.get(), ld, along_k};
+  }
+
+  // Packed as ordered_gemm() wants it: [rows / width][depth][width], padded with zeros.
+  const Acc* pack(int64_t at, int64_t r, int64_t rows, int64_t k, int64_t depth, int64_t width,
+                  Acc* span) {
+    Acc* out = buffer_.get();
+    std::fill_n(out, ceil_div(rows, width) * width * depth, Acc(0));
+    const auto to = [&](int64_t i, int64_t l) {
+      return out + i / width * width * depth + l * width + i % width;
+    };
+    if (std::abs(k_) <= std::abs(row_)) {
+      for (int64_t i = 0; i < rows; ++i) {
+        load(true, at, r + i, k, depth, span);
+        for (int64_t l = 0; l < depth; ++l) *to(i, l) = span[l];
+      }
+    } else {
+      for (int64_t l = 0; l < depth; ++l) {
+        load(false, at, r, k + l, rows, span);
+        for (int64_t i = 0; i < rows; i += width) {
+          std::copy_n(span + i, std::min(width, rows - i), to(i, l));
+        }
+      }
+    }
+    return out;
+  }
+
+  // Whether BLAS can take rows `row` apart whose elements are `col` apart.
+  static bool is_blas_layout(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+    return (col == 1 || cols == 1) && (rows == 1 || (row >= cols && row <= INT32_MAX));
   }
 
  private:
+  // n elements from (r, k) on, along k or along r, with their factors along the depth.
+  void load(bool along_k, int64_t at, int64_t r, int64_t k, int64_t n, Acc* out) const {
+    load_any_span(t_.dtype, t_.data, at + r * row_ + k * k_, along_k ? k_ : row_, n, out);
+    if (!scale_.along_depth()) return;
+    for (int64_t i = 0; i < n; ++i) out[i] *= along_k ? scale_.at(r, k + i) : scale_.at(r + i, k);
+  }
+
+  Matrix t_;
+  Scale scale_;
+  int64_t row_, k_;
   bool direct_;
   std::unique_ptr<Acc[]> buffer_;
 };
 
-template <class Acc>
-void load_row(const Matrix& t, int64_t at, int64_t n, Acc* row) {
-  dispatch_floating(t.dtype, [&]<class T>() { load_span(t.as<const T>() + at, t.col, n, row); });
-}
-template <class Acc>
-void store_row(const Acc* row, const Matrix& t, int64_t at, int64_t n) {
-  dispatch_floating(t.dtype, [&]<class T>() { store_span(row, t.as<T>() + at, t.col, n); });
-}
-
 // What one thread needs to compute panels of y.
-template <class T>
+template <class Acc>
 class Worker {
-  using Acc = Accumulator<T>;
-
  public:
-  Worker(const Gemm& g, const Panels& panels)
+  Worker(const Gemm& g, int64_t rows, int64_t cols)
       : g_(g),
-        rows_(std::min(panels.rows, g.m)),
-        cols_(std::min(panels.columns, g.n)),
-        inner_(g.k.ndim ? g.k.shape[g.k.ndim - 1] : 1),
-        a_k_(g.k.ndim ? g.k.stride[0][g.k.ndim - 1] : 0),
-        b_k_(g.k.ndim ? g.k.stride[1][g.k.ndim - 1] : 0),
-        direct_a_(Operand<T>::is_direct(rows_, inner_, g.a.row, a_k_)),
-        direct_b_(Operand<T>::is_direct(inner_, cols_, b_k_, g.b.col)),
-        piece_(direct_a_ && direct_b_ ? inner_ : std::min(inner_, kPiece)),
-        a_(rows_, piece_, direct_a_),
-        b_(piece_, cols_, direct_b_),
-        in_place_(g.y.dtype == dtype && is_blas_layout(rows_, cols_, g.y.row, g.y.col)),
-        buffer_(in_place_ ? nullptr : new Acc[rows_ * cols_]) {}
-
-  // Rows i0 .. i0 + rows, columns j0 .. j0 + cols of the batch item whose tensors begin at `at`.
-  void compute(const int64_t (&at)[Gemm::kTensors], int64_t i0, int64_t rows, int64_t j0,
-               int64_t cols) {
-    const int64_t y_at = at[3] + i0 * g_.y.row + j0 * g_.y.col;
-    Acc* panel = in_place_ ? g_.y.as<Acc>() + y_at : buffer_.get();
-    const int64_t ld = in_place_ && rows > 1 ? g_.y.row : cols;
-    // BLAS adds to what is in the panel, where c is.
-    const bool c_in_place = in_place_ && g_.c.data == g_.y.data;
-    if (g_.beta != 0 && !c_in_place) {
-      for (int64_t i = 0; i < rows; ++i) {
-        Acc* row = panel + i * ld;
-        load_row(g_.c, at[2] + (i0 + i) * g_.c.row + j0 * g_.c.col, cols, row);
-        for (int64_t j = 0; j < cols && g_.beta != 1; ++j) row[j] *= static_cast<Acc>(g_.beta);
-      }
-    }
-    const Acc keep = g_.beta == 0 ? Acc(0) : c_in_place ? static_cast<Acc>(g_.beta) : Acc(1);
-    multiply(g_.a.as<const T>() + at[0] + i0 * g_.a.row, rows,
-             g_.b.as<const T>() + at[1] + j0 * g_.b.col, cols, keep, panel, ld);
-    finish(panel, ld, rows, cols, at[4] + i0 * g_.pre.row + j0 * g_.pre.col, y_at);
+        inner_(inner_extent(g)),
+        a_(g.a, g.scale_a, g.a.row, inner_stride(g, 0), rows, inner_),
+        b_(g.b, g.scale_b, g.b.col, inner_stride(g, 1), cols, inner_),
+        finish_(g, cols),
+        ordered_(g.batch_invariant),
+        raw_(ordered_ || g.is_scaled()) {
+    constexpr DType kAcc = sizeof(Acc) == 8 ? DType::kFloat64 : DType::kFloat32;
+    // A residual in y itself would be lost.
+    in_place_ = g.y.dtype == kAcc && !raw_ && g.residual.data != g.y.data &&
+                Operand<Acc>::is_blas_layout(rows, cols, g.y.row, g.y.col);
+    piece_ = a_.is_direct() && b_.is_direct() && !ordered_ ? inner_ : std::min(inner_, kPiece);
+    rows_ = ceil_div(rows, kOrderedRows) * kOrderedRows;
+    cols_ = ceil_div(cols, kOrderedCols) * kOrderedCols;
+    if (!a_.is_direct() || ordered_) a_.reserve(rows_ * piece_);
+    if (!b_.is_direct() || ordered_) b_.reserve(cols_ * piece_);
+    if (!in_place_) panel_.reset(new Acc[rows_ * cols_ + 1]);
+    if (ordered_) span_.reset(new Acc[std::max({rows_, cols_, piece_, int64_t{1}})]);
   }
+
+  void compute(const Panel& p) {
+    int64_t at[Gemm::kTensors];
+    g_.batch.offsets(p.item, at);
+    const int64_t y_at = at[3] + p.i0 * g_.y.row + p.j0 * g_.y.col;
+    Acc* panel = in_place_ ? g_.y.as<Acc>() + y_at : panel_.get();
+    const int64_t ld = in_place_ ? (p.rows > 1 ? g_.y.row : p.cols) : cols_;
+    if (raw_) {
+      std::fill_n(panel, rows_ * cols_, Acc(0));
+      ordered_ ? multiply_in_order(p, at) : multiply(p, at, Acc(1), Acc(1), panel, ld);
+    } else {
+      multiply(p, at, static_cast<Acc>(g_.alpha), begin(p, at, panel, ld), panel, ld);
+    }
+    for (int64_t i = 0; i < p.rows; ++i) {
+      if (raw_) finish_.scale(panel + i * ld, at, p.i0 + i, p.j0, p.cols);
+      finish_.store(panel + i * ld, at, p.i0 + i, p.j0, p.cols, in_place_);
+    }
+  }
+  void end() { finish_.finish_amax(); }
 
  private:
-  static constexpr DType dtype = std::is_same_v<Acc, double> ? DType::kFloat64 : DType::kFloat32;
-
-  void multiply(const T* a, int64_t rows, const T* b, int64_t cols, Acc keep, Acc* panel,
-                int64_t ld) {
-    const auto alpha = static_cast<Acc>(g_.alpha);
-    if (g_.k.numel == 0)
-      return gemm(false, false, rows, cols, 0, alpha, panel, 1, panel, 1, keep, panel, ld);
-    for (int64_t outer = 0; outer < g_.k.numel; outer += inner_) {
-      int64_t at[2];
-      g_.k.offsets(outer, at);
-      for (int64_t k = 0; k < inner_; k += piece_) {
-        const int64_t depth = std::min(piece_, inner_ - k);
-        const auto x = a_.get(a + at[0] + k * a_k_, rows, depth, g_.a.row, a_k_);
-        const auto y = b_.get(b + at[1] + k * b_k_, depth, cols, b_k_, g_.b.col);
-        gemm(x.transposed, y.transposed, rows, cols, depth, alpha, x.data, x.ld, y.data, y.ld, keep,
-             panel, ld);
-        keep = 1;
-      }
-    }
-  }
-
-  // Activation and the ways out, row by row.
-  void finish(Acc* panel, int64_t ld, int64_t rows, int64_t cols, int64_t pre_at, int64_t y_at) {
-    for (int64_t i = 0; i < rows; ++i) {
+  // What BLAS adds to: beta c in the panel, or c where it lies. Returns BLAS's beta.
+  Acc begin(const Panel& p, const int64_t (&at)[Gemm::kTensors], Acc* panel, int64_t ld) const {
+    if (g_.beta == 0) return 0;
+    const auto beta = static_cast<Acc>(g_.beta);
+    if (in_place_ && g_.c.data == g_.y.data) return beta;
+    for (int64_t i = 0; i < p.rows; ++i) {
       Acc* row = panel + i * ld;
-      if (g_.pre.data) store_row(row, g_.pre, pre_at + i * g_.pre.row, cols);
-      activate_row(row, cols);
-      if (!in_place_) store_row(row, g_.y, y_at + i * g_.y.row, cols);
+      load_any_span(g_.c.dtype, g_.c.data, at[2] + (p.i0 + i) * g_.c.row + p.j0 * g_.c.col,
+                    g_.c.col, p.cols, row);
+      for (int64_t j = 0; j < p.cols && beta != 1; ++j) row[j] *= beta;
+    }
+    return 1;
+  }
+
+  // f(offset of a, offset of b, k, depth) for all pieces of the sums.
+  template <class F>
+  void for_each_piece(const Panel& p, const int64_t (&at)[Gemm::kTensors], F&& f) {
+    for (int64_t outer = 0; outer < g_.k.numel; outer += inner_) {
+      int64_t from[2];
+      g_.k.offsets(outer, from);
+      for (int64_t k = p.k_begin; k < p.k_end; k += piece_) {
+        f(at[0] + from[0], at[1] + from[1], k, std::min(piece_, p.k_end - k));
+      }
     }
   }
 
-  void activate_row(Acc* row, int64_t n) const {
-    const ActivationScalars<Acc> scalars(g_.activation_alpha, g_.activation_threshold);
-    dispatch_activation(g_.activation, [=]<dlk_activation kKind>() {
-      if constexpr (kKind != DLK_ACTIVATION_NONE) {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) {
-          row[i] = activation_forward<kKind, VectorMath>(row[i], scalars);
-        }
-      }
+  void multiply(const Panel& p, const int64_t (&at)[Gemm::kTensors], Acc alpha, Acc keep,
+                Acc* panel, int64_t ld) {
+    if (g_.k.numel == 0 || p.k_end <= p.k_begin)
+      return gemm(false, false, p.rows, p.cols, 0, alpha, panel, 1, panel, 1, keep, panel, ld);
+    for_each_piece(p, at, [&](int64_t a_at, int64_t b_at, int64_t k, int64_t depth) {
+      const auto x = a_.get(a_at, p.i0, p.rows, k, depth);
+      const auto y = b_.get(b_at, p.j0, p.cols, k, depth);
+      gemm(!x.along_k, y.along_k, p.rows, p.cols, depth, alpha, x.data, x.ld, y.data, y.ld, keep,
+           panel, ld);
+      keep = 1;
+    });
+  }
+
+  void multiply_in_order(const Panel& p, const int64_t (&at)[Gemm::kTensors]) {
+    for_each_piece(p, at, [&](int64_t a_at, int64_t b_at, int64_t k, int64_t depth) {
+      const Acc* x = a_.pack(a_at, p.i0, p.rows, k, depth, kOrderedRows, span_.get());
+      const Acc* y = b_.pack(b_at, p.j0, p.cols, k, depth, kOrderedCols, span_.get());
+      ordered_gemm(p.rows, p.cols, depth, x, y, panel_.get(), cols_);
     });
   }
 
   const Gemm& g_;
-  int64_t rows_, cols_;        // of the largest panel
-  int64_t inner_, a_k_, b_k_;  // innermost dimension of k, and the strides along it
-  bool direct_a_, direct_b_;
-  int64_t piece_;
-  Operand<T> a_, b_;
+  int64_t inner_;
+  Operand<Acc> a_, b_;
+  Finish<Acc> finish_;
+  bool ordered_, raw_;  // raw: factors, alpha and c are left to the end
   bool in_place_;
-  std::unique_ptr<Acc[]> buffer_;
+  int64_t piece_, rows_, cols_;  // rows_ and cols_: of the panel's buffer
+  std::unique_ptr<Acc[]> panel_, span_;
 };
 
 // row_sum[m] (+)= sum_k a[m, k]: columns of a few rows at a time, and block sums of block sums, so
@@ -199,46 +271,44 @@ void sum_rows(const Gemm& g) {
                      }
                      for (int64_t i = 0; i < rows; ++i) total[i] += block[i];
                    }
-                   const Matrix out{g.row_sum.data, g.row_sum.dtype, 0, g.row_sum.row};
+                   const Matrix& out = g.row_sum;
                    if (g.add_row_sum) {
-                     load_row(out, i0 * out.col, rows, column);
+                     load_any_span(out.dtype, out.data, i0 * out.row, out.row, rows, column);
                      for (int64_t i = 0; i < rows; ++i) total[i] += column[i];
                    }
-                   store_row(total, out, i0 * out.col, rows);
+                   store_any_span(total, out.dtype, out.data, i0 * out.row, out.row, rows);
                  }
                });
 }
 
-template <class T>
-void run(const Gemm& g) {
-  const Panels panels = make_panels(g.m, g.n, g.k.numel);
-  const int64_t per_item = panels.count();
-  parallel_for(g.batch.numel * per_item, panels.grain, [&](int64_t begin, int64_t end) {
-    Worker<T> worker(g, panels);
-    for (int64_t i = begin; i < end; ++i) {
-      int64_t at[Gemm::kTensors];
-      g.batch.offsets(i / per_item, at);
-      const int64_t i0 = i % per_item / panels.column_panels * panels.rows;
-      const int64_t j0 = i % per_item % panels.column_panels * panels.columns;
-      worker.compute(at, i0, std::min(panels.rows, g.m - i0), j0,
-                     std::min(panels.columns, g.n - j0));
-    }
-  });
-  if (g.row_sum.data) sum_rows<T>(g);
+void run(const Gemm& g, const Launch&) {
+  if (g.a.dtype == DType::kInt8) return run_int8(g);
+  if (g.a.dtype == DType::kFloat64) {
+    for_each_panel<Worker<double>>(g);
+  } else {
+    for_each_panel<Worker<float>>(g);
+  }
+  if (g.row_sum.data) {
+    dispatch_floating(g.a.dtype, [&]<class T>() { sum_rows<T>(g); });
+  }
 }
 
+constexpr const char* kInOrder = "a row's bits may depend on the number of rows";
 constexpr Impl<Gemm> kGemm[] = {
-    {"blas_panels", supports_all, nullptr,
-     [](const Gemm& g, const Launch&) {
-       dispatch_floating(g.a.dtype, [&]<class T>() { run<T>(g); });
-     }},
+    {"int8_panels",
+     [](const Gemm& g) -> const char* { return g.a.dtype == DType::kInt8 ? nullptr : "not int8"; },
+     nullptr, run},
+    {"ordered_panels", [](const Gemm& g) { return g.batch_invariant ? nullptr : kInOrder; },
+     nullptr, run},
+    {"blas_panels", supports_all, nullptr, run},
 };
 
 }  // namespace
+}  // namespace cpu
 
 template <>
 ImplList<Gemm> cpu_impls<Gemm>() {
-  return kGemm;
+  return cpu::kGemm;
 }
 
 }  // namespace dlkern

@@ -22,7 +22,8 @@ struct Scale {
 };
 
 // Items of a batch that are parts of one extent, cut at offsets on the device: item g has what lies
-// between ends[g - 1] (0 for the first) and ends[g] (each clamped to the extent, never falling).
+// between ends[g - 1] (0 for the first) and ends[g], each clamped to the extent; nothing where those
+// fall.
 struct Groups {
   enum class Along {
     kNone,
@@ -30,8 +31,19 @@ struct Groups {
     kDepth  // item g sums over those k only
   };
   Along along = Along::kNone;
-  const void* ends = nullptr;   // contiguous, as many as the batch has items
+  const void* ends = nullptr;   // as many as the batch has items
+  int64_t stride = 1;           // from end to end, in elements
   DType dtype = DType::kInt32;  // or int64
+
+  DLK_HD int64_t end(int64_t item, int64_t extent) const {
+    const int64_t at = dtype == DType::kInt32 ? static_cast<const int32_t*>(ends)[item * stride]
+                                              : static_cast<const int64_t*>(ends)[item * stride];
+    return at < 0 ? 0 : at < extent ? at : extent;
+  }
+  // Where item's part of the extent begins; may lie behind its end, and the part is empty then.
+  DLK_HD int64_t begin(int64_t item, int64_t extent) const {
+    return item == 0 ? 0 : end(item - 1, extent);
+  }
 };
 
 // What every op of the family is: for each item of a batch
@@ -40,7 +52,8 @@ struct Groups {
 //
 // and what Epilogue makes of it. Reductions run over a composed index k: more than one dimension
 // where batch dimensions are summed and strides do not merge. a.col and b.row are therefore in k,
-// not in the matrices. int8 operands are summed in int32; scales are then not along the depth.
+// not in the matrices. a and b are of one floating dtype, or both float8 of either kind, or both
+// int8, which are summed in int32 and have no scales along the depth.
 struct Gemm : Epilogue {
   static constexpr int kTensors = 7;  // a, b, c, y, pre, residual, saved
   int64_t m = 1, n = 1;
@@ -49,6 +62,15 @@ struct Gemm : Epilogue {
   StridedIndex<kTensors> batch;
   Scale scale_a, scale_b;
   Groups groups;  // then the batch has one dimension, and k at most one
+  // Of operands that are scaled: the factor of the sum of (m, n), but for those along the depth.
+  DLK_HD float factor(int64_t i, int64_t j) const {
+    float f = 1;
+    if (scale_a.data && scale_a.depth == 0) f = scale_a.at(i, 0);
+    if (scale_b.data && scale_b.depth == 0) f *= scale_b.at(j, 0);
+    return f;
+  }
+  bool is_scaled() const { return scale_a.data || scale_b.data; }
+  bool is_grouped() const { return groups.along != Groups::Along::kNone; }
   // Where present (no batch then): row_sum[m] = sum_k a[m, k] (+ row_sum[m]), strided by row.
   Matrix row_sum;
   bool add_row_sum = false;

@@ -1,0 +1,53 @@
+// From checked tensors to a Gemm: what the C functions of the family share.
+#pragma once
+
+#include <vector>
+
+#include "core/call.h"
+#include "ops/gemm.h"
+
+namespace dlkern {
+
+void require_precision(int32_t precision);
+// Of an epilogue, checked.
+void set_activation(Gemm& g, int32_t activation, double alpha, double threshold);
+
+inline Matrix matrix(const Tensor& t, int64_t row, int64_t col) {
+  return {t.data, t.dtype, row, col};
+}
+
+// Extent of the dimension `from_end` places before the last one; 1 for one that is not there.
+inline int64_t extent_of(const Tensor& t, int from_end) {
+  return from_end < t.ndim ? t.shape[t.ndim - 1 - from_end] : 1;
+}
+// Its stride in a walk over `extent` items: 0 where the tensor is broadcast or absent.
+inline int64_t stride_of(const Tensor& t, int from_end, int64_t extent) {
+  return extent_of(t, from_end) == extent && from_end < t.ndim ? t.strides[t.ndim - 1 - from_end]
+                                                               : 0;
+}
+// The last two dimensions exchanged.
+Tensor transposed(Tensor t);
+
+// Whether t broadcasts to the shape of `to`.
+bool broadcasts(const Tensor& t, const Tensor& to);
+void require_broadcasts(const Tensor& t, const Tensor& to, const char* what_to_is);
+
+// Shape of a @ b as NumPy has it, without the dimensions that a vector lacks.
+std::vector<int64_t> matmul_shape(const Tensor& a, const Tensor& b);
+
+// y = a b (+ c) for tensors of two dimensions and more. Batch dimensions that y lacks, or has with
+// extent 1, are summed.
+Gemm make_gemm(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& y);
+
+// y[..., :] = x[..., :] times a matrix, the same for all rows. The other tensors have, or broadcast
+// to, the shape of y, and may be absent.
+void set_rows(Gemm& g, const Tensor& x, const Tensor& y, const Tensor& pre, const Tensor& residual,
+              const Tensor& saved);
+
+// Takes leading dimensions for rows where that gives one taller matrix.
+void fold_batch_into_rows(Gemm& g);
+
+// Folds, orients and runs it.
+void run_gemm(Call& call, Gemm& g);
+
+}  // namespace dlkern

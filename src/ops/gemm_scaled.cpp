@@ -1,0 +1,138 @@
+// Products of float8 and int8 operands with factors on the device.
+#include <dlkern/gemm.h>
+
+#include <array>
+
+#include "ops/gemm_problem.h"
+
+namespace dlkern {
+namespace {
+
+constexpr dlk_scaled_matmul_params kDefaults = DLK_SCALED_MATMUL_PARAMS_INIT;
+
+// One float32 on the device.
+void require_scalar(const Call& call, const Tensor& t) {
+  if (!t) return;
+  call.require_dtype(t, {DType::kFloat32});
+  call.require_rank(t, 0, 1);
+  if (t.numel() != 1) {
+    fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t), ", expected [] or [1]");
+  }
+}
+
+// The factors of an operand of `rows` rows (of a) or columns (of b: `along_k` is then dimension 0).
+Scale read_scale(const Call& call, const Tensor& t, int64_t rows, int64_t depth, int along_k) {
+  if (!t) return {};
+  call.require_dtype(t, {DType::kFloat32});
+  call.require_rank(t, 0, 2);
+  Scale scale{t.as<const float>(), 1, 0, 0};
+  if (t.numel() == 1) return scale;
+  const int64_t pieces = ceil_div(depth, kScaleDepth), blocks = ceil_div(rows, kScaleDepth);
+  if (t.ndim == 1 && t.shape[0] == rows) {
+    scale.row = t.strides[0];
+    return scale;
+  }
+  if (t.ndim == 2) {
+    const int64_t r = t.shape[1 - along_k], d = t.shape[along_k];
+    scale.row = t.strides[1 - along_k];
+    if (d == 1 && r == rows) return scale;
+    scale.depth = pieces == 1 ? 0 : t.strides[along_k];
+    if (d == pieces && r == rows) return scale;
+    scale.rows = kScaleDepth;
+    if (d == pieces && r == blocks) return scale;
+  }
+  const auto pair = [&](int64_t r, int64_t d) {
+    const std::array shape{along_k ? r : d, along_k ? d : r};
+    return shape_string(shape.data(), 2);
+  };
+  fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t), ", expected [], [", rows, "], ",
+       pair(rows, 1), ", ", pair(rows, pieces), " or ", pair(blocks, pieces));
+}
+
+void require_dtypes(const Call& call, const Tensor& a, const Tensor& b, const Tensor& y,
+                    bool is_plain) {
+  using enum DType;
+  call.require_dtype(a, {kFloat8E4M3, kFloat8E5M2, kInt8});
+  if (a.dtype == kInt8) {
+    call.require_same_dtype(b, a);
+  } else {
+    call.require_dtype(b, {kFloat8E4M3, kFloat8E5M2});
+  }
+  if (y.dtype == kInt32 && a.dtype == kInt8) {
+    if (!is_plain) {
+      fail(DLK_UNSUPPORTED_DTYPE, y.name,
+           ".dtype is int32, expected a floating one beside scales, "
+           "bias, activation, scale_out or amax");
+    }
+    return;
+  }
+  call.require_dtype(y, {kBFloat16, kFloat16, kFloat32, kFloat8E4M3, kFloat8E5M2});
+}
+
+}  // namespace
+}  // namespace dlkern
+
+dlk_status_t dlk_scaled_matmul(const DLTensor* a_, const DLTensor* b_, const DLTensor* scale_a_,
+                               const DLTensor* scale_b_, const DLTensor* bias_,
+                               const DLTensor* scale_out_, const DLTensor* y_,
+                               const DLTensor* amax_, const dlk_scaled_matmul_params* params,
+                               const dlk_launch* launch) {
+  using namespace dlkern;
+  return entry("scaled_matmul", launch, [&](Call& call) {
+    const dlk_scaled_matmul_params p = read_params(params, kDefaults);
+    const Tensor a = call.input("a", a_);
+    const Tensor b = call.input("b", b_);
+    const Tensor scale_a = call.optional_input("scale_a", scale_a_);
+    const Tensor scale_b = call.optional_input("scale_b", scale_b_);
+    const Tensor bias = call.optional_input("bias", bias_);
+    const Tensor scale_out = call.optional_input("scale_out", scale_out_);
+    const Tensor y = call.output("y", y_);
+    const Tensor amax = call.optional_output("amax", amax_);
+    require_dtypes(call, a, b, y,
+                   !scale_a && !scale_b && !bias && !scale_out && !amax &&
+                       p.activation == DLK_ACTIVATION_NONE);
+    call.require_rank(a, 2, kMaxDims);
+    call.require_rank(b, 2, kMaxDims);
+    call.require_shape(y, matmul_shape(a, b), "the shape of a @ b");
+    if (bias) {
+      call.require_dtype(bias, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+      call.require_shape(bias, std::array{extent_of(b, 0)}, "[N], the last extent of b");
+    }
+    require_scalar(call, scale_out);
+    require_scalar(call, amax);
+    for (const Tensor* output : {&y, &amax}) {
+      for (const Tensor* input : {&a, &b, &scale_a, &scale_b, &bias, &scale_out}) {
+        call.require_disjoint(*output, *input);
+      }
+    }
+    call.require_disjoint(amax, y);
+
+    const int64_t depth = extent_of(a, 0);
+    int64_t rows = 1;
+    for (int d = 0; d < a.ndim - 1; ++d) rows *= a.shape[d];
+    Gemm g = make_gemm(a, b, {}, y);
+    set_activation(g, p.activation, p.alpha, p.threshold);
+    g.scale_a = read_scale(call, scale_a, rows, depth, 1);
+    g.scale_b = read_scale(call, scale_b, extent_of(b, 0), depth, 0);
+    if (bias) {
+      g.c = matrix(bias, 0, bias.strides[0]);
+      g.beta = 1;
+    }
+    g.scale_y = scale_out ? scale_out.as<const float>() : nullptr;
+    g.amax = amax ? amax.as<float>() : nullptr;
+    g.batch_invariant = p.batch_invariant != 0;
+    if (a.dtype == DType::kInt8 && (g.scale_a.depth != 0 || g.scale_b.depth != 0)) {
+      fail(DLK_NOT_SUPPORTED, g.scale_a.depth != 0 ? "scale_a" : "scale_b",
+           " has factors along k, which only float8 operands may have");
+    }
+    fold_batch_into_rows(g);
+    for (const Tensor* scale : {&scale_a, &scale_b}) {
+      if (g.batch.ndim != 0 && y.numel() != 0 && scale->present && scale->numel() != 1) {
+        fail(DLK_NOT_SUPPORTED, scale->name, ".shape is ", shape_string(*scale),
+             ", but a batch whose dimensions cannot be merged with the rows takes only a factor "
+             "of the whole tensor");
+      }
+    }
+    run_gemm(call, g);
+  });
+}
