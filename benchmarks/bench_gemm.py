@@ -23,8 +23,6 @@ DTYPES = {
 # Dense, of an H200. float32 has no one roof: it may be computed in parts on tensor cores.
 PEAK_TFLOPS = {"bf16": 989, "fp16": 989, "tf32": 495, "fp8": 1979, "int8": 1979}
 
-READY = hasattr(dlkern, "grouped_matmul")  # and scaled_matmul, and linear's residual
-
 Shape = tuple[str, str, int, int, int]  # dtype, layout, m, n, k
 
 LARGE: list[Shape] = [
@@ -352,14 +350,13 @@ def gpu_cases(device: str, quick: bool) -> Iterator[Case]:
     step = 4 if quick else 1
     for shape in LARGE:
         yield product(shape, device, "large")
-    if READY:
-        for by_row in (False, True):
-            yield scaled(8192, 8192, 8192, by_row, device)
-        yield integers(4096, 4096, 4096, device)
+    for by_row in (False, True):
+        yield scaled(8192, 8192, 8192, by_row, device)
+    yield integers(4096, 4096, 4096, device)
     yield product(("bf16", "NN", 1024, 1024, 1024), device, "large", (64,))
     for shape in FP32:
         yield product(shape, device, "fp32")
-    for shape in LAYERS if READY else LAYERS[:3]:
+    for shape in LAYERS:
         yield layer(*shape, device, compile_too=not quick)
     yield from gradients("bf16", 16384, 4096, 4096, device)
     for shape in SKINNY[::step]:
@@ -368,7 +365,7 @@ def gpu_cases(device: str, quick: bool) -> Iterator[Case]:
         yield product(shape, device, "sweep")
     for batch, shape in BATCHED[::step]:
         yield product(shape, device, "sweep", (batch,))
-    for shape in GROUPED[::step] if READY else []:
+    for shape in GROUPED[::step]:
         yield grouped(*shape, device)
 
 

@@ -140,10 +140,6 @@ def test_gemm_product(name, layout, batch):
     assert case.flops == 2 * 19 * 23 * 64 * (batch[0] if batch else 1)
 
 
-ready = pytest.mark.skipif(not bench_gemm.READY, reason="not there yet")
-
-
-@ready
 @pytest.mark.parametrize(("activation", "residual"), [row[4:] for row in bench_gemm.LAYERS])
 def test_gemm_layer(activation, residual):
     case = bench_gemm.layer("bf16", 33, 20, 40, activation, residual, "cpu", compile_too=True)
@@ -157,7 +153,6 @@ def test_gemm_gradients():
         harness.check(case)
 
 
-@ready
 @pytest.mark.parametrize(
     "make",
     [
