@@ -20,10 +20,15 @@ cdef int load_choices(int device) except -1:
 
 def set_tuning(key, choice):
     """Both None: clear the table."""
-    cdef bytes key_bytes = None if key is None else key.encode()
-    cdef bytes choice_bytes = None if choice is None else choice.encode()
-    cdef const char* key_chars = NULL if key is None else <const char*>key_bytes
-    cdef const char* choice_chars = NULL if choice is None else <const char*>choice_bytes
+    cdef bytes key_bytes, choice_bytes
+    cdef const char* key_chars = NULL
+    cdef const char* choice_chars = NULL
+    if key is not None:
+        key_bytes = key.encode()
+        key_chars = key_bytes
+    if choice is not None:
+        choice_bytes = choice.encode()
+        choice_chars = choice_bytes
     check(dlk_set_tuning(key_chars, choice_chars))
 
 
