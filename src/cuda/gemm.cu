@@ -14,11 +14,12 @@
 // Bound by FMA issue for large m, n and k, by memory for thin ones.
 // Sums in float32 (float64 for float64), one chain in the order of k: a row's bits depend neither
 // on the other rows nor on the tile that computes it.
-#include "ops/gemm.h"
+#include "cuda/gemm.h"
 
 #include <climits>
+#include <vector>
 
-#include "cuda/prims/epilogue.cuh"
+#include "cuda/gemm_parts.cuh"
 #include "cuda/prims/simt_gemm.cuh"
 
 namespace dlkern {
@@ -45,21 +46,6 @@ struct WithOnes : StridedOperand<T, kAlongK> {
   __device__ int64_t row(int64_t r) const { return r == rows ? kOnes : Base::row(r); }
   __device__ Accumulator<T> load(int64_t row, int64_t col) const {
     return row == kOnes ? Accumulator<T>(1) : Base::load(row, col);
-  }
-};
-
-template <class Acc>
-struct GemmEpilogue {
-  const Gemm& g;
-  const int64_t* at;  // of the batch item
-
-  __device__ void operator()(int64_t m, int64_t n, Acc sum) const {
-    if (n == g.n) {
-      const int64_t i = m * g.row_sum.row;
-      store_as(g.row_sum, i, g.add_row_sum ? sum + load_as<Acc>(g.row_sum, i) : sum);
-    } else {
-      finish(g, {at[2], at[3], at[4], at[5], at[6]}, m, n, sum);
-    }
   }
 };
 
@@ -126,67 +112,20 @@ void launch_products(const Args& args, const Launch& launch) {
 
 template <class T>
 void launch_simt(const Gemm& g, const Launch& launch) {
-  launch_products<T>({g, g.n + (g.row_sum.data ? 1 : 0), g.n, 0, 0, 0, INT64_MAX, 0, 0}, launch);
+  launch_products<T>({g, columns_of(g), g.n, 0, 0, 0, INT64_MAX, 0, 0}, launch);
 }
 
 // ---- A long sum in parts -------------------------------------------------------------------
-
-// As many parts as give each block of a large device a tile; a function of the shape alone, and so
-// are the bits.
-struct Parts {
-  int64_t count, length;
-
-  explicit Parts(const Gemm& g) {
-    constexpr int64_t kTiles = 512, kShortest = 512;
-    const int64_t tiles = ceil_div(g.m, MediumTile::kM) * ceil_div(g.n, MediumTile::kN);
-    const int64_t wanted = std::min(kTiles / std::max<int64_t>(tiles, 1), g.k.numel / kShortest);
-    length = ceil_div(ceil_div(g.k.numel, std::max<int64_t>(wanted, 1)), 32) * 32;
-    count = length ? ceil_div(g.k.numel, length) : 1;
-  }
-};
-
-const char* cannot_split(const Gemm& g) {
-  if (!g.may_split || g.batch.numel != 1) return "not a weight gradient";
-  if (g.k.ndim != 1) return "the sum runs over several dimensions";
-  return Parts(g).count < 2 ? "the sum is short, or y large enough without parts" : nullptr;
-}
-
-// [parts, m, columns], of the type of the sums.
-size_t split_workspace(const Gemm& g) {
-  const int64_t columns = g.n + (g.row_sum.data ? 1 : 0);
-  return Parts(g).count * g.m * columns * (g.a.dtype == DType::kFloat64 ? 8 : 4);
-}
-
-template <class Acc>
-__global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t parts) {
-  const int64_t at[Gemm::kTensors] = {};
-  const GemmEpilogue<Acc> epilogue{g, at};
-  const int64_t size = g.m * columns, step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
-    Acc sum = 0;
-    for (int64_t part = 0; part < parts; ++part) sum += sums[part * size + i];
-    epilogue(i / columns, i % columns, sum);
-  }
-}
 
 // The parts are a batch of products, whose results lie in the workspace.
 template <class T>
 void launch_split(const Gemm& g, const Launch& launch) {
   using Acc = Accumulator<T>;
   const Parts parts(g);
-  const int64_t columns = g.n + (g.row_sum.data ? 1 : 0);
-  Gemm products;
-  products.m = g.m;
-  products.n = columns;
-  products.a = g.a;
-  products.b = g.b;
-  products.y = {launch.workspace, sizeof(Acc) == 8 ? DType::kFloat64 : DType::kFloat32, columns, 1};
-  const int64_t a_k = g.k.stride[0][0], b_k = g.k.stride[1][0];
-  products.k.push(parts.length, {a_k, b_k});
-  products.batch.push(parts.count, {parts.length * a_k, parts.length * b_k, 0, g.m * columns, 0});
-  launch_products<T>({products, columns, g.n, 0, 0, 0, g.k.numel, 0, 0}, launch);
-  launch_kernel(add_parts_kernel<Acc>, grid_for(g.m * columns, 256), 256, 0, launch.stream,
-                static_cast<const Acc*>(launch.workspace), g, columns, parts.count);
+  Gemm products = products_of_parts<Acc>(g, parts, launch);
+  products.n = columns_of(g);
+  launch_products<T>({products, products.n, g.n, 0, 0, 0, g.k.numel, 0, 0}, launch);
+  add_parts<Acc>(g, parts, launch);
 }
 
 constexpr Impl<Gemm> kGemm[] = {
@@ -204,7 +143,14 @@ constexpr Impl<Gemm> kGemm[] = {
 
 template <>
 ImplList<Gemm> gpu_impls<Gemm>() {
-  return kGemm;
+  static const std::vector<Impl<Gemm>> all = [] {
+    std::vector<Impl<Gemm>> impls;
+    for (const ImplList<Gemm> kind : {gemm_sm80_impls(), ImplList<Gemm>(kGemm)}) {
+      impls.insert(impls.end(), kind.begin(), kind.end());
+    }
+    return impls;
+  }();
+  return all;
 }
 
 }  // namespace dlkern

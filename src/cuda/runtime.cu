@@ -61,6 +61,14 @@ void check(ErrorCode code, const char* what) {
 void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Stream stream,
                 void** args) {
   const ErrorCode pending = DLK_GPU(PeekAtLastError)();
+#if !defined(__HIPCC__)
+  constexpr size_t kGranted = 48 * 1024;  // more must be asked for, on each device
+  if (shared_bytes > kGranted) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes)),
+          "shared memory of a kernel");
+  }
+#endif
   const ErrorCode code = DLK_GPU(LaunchKernel)(kernel, grid, block, args, shared_bytes, stream);
   if (code == kSuccess) return;
   if (is_sticky(code)) {

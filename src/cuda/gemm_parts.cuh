@@ -1,0 +1,117 @@
+// What the kernels of matrix products share: the end of a sum, and long sums in parts.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/gemm.h"
+#include "cuda/prims/epilogue.cuh"
+
+namespace dlkern::gpu {
+
+// Scales along the depth are applied while the sums are made, all others at their end.
+DLK_HD bool scales_along_depth(const Gemm& g) {
+  return g.scale_a.along_depth() || g.scale_b.along_depth();
+}
+
+// Finishes and stores an element of y; n == g.n is the sum of a row of a. Sum: float, double or
+// int32_t.
+template <class Sum>
+struct GemmEpilogue {
+  using Acc = std::conditional_t<std::is_integral_v<Sum>, float, Sum>;
+  const Gemm& g;
+  const int64_t* at;  // of the batch item
+
+  __device__ void operator()(int64_t m, int64_t n, Sum sum) const {
+    if (n == g.n) {
+      const int64_t i = m * g.row_sum.row;
+      const Acc row = static_cast<Acc>(sum);
+      store_as(g.row_sum, i, g.add_row_sum ? row + load_as<Acc>(g.row_sum, i) : row);
+      return;
+    }
+    if constexpr (std::is_integral_v<Sum>) {
+      if (g.y.dtype == DType::kInt32) {  // exact; no more is asked for then
+        g.y.as<int32_t>()[at[3] + m * g.y.row + n * g.y.col] = sum;
+        return;
+      }
+    }
+    Acc v = static_cast<Acc>(sum);
+    if (!scales_along_depth(g)) {
+      if (g.scale_a.data) v *= g.scale_a.at(m, 0);
+      if (g.scale_b.data) v *= g.scale_b.at(n, 0);
+    }
+    finish(g, {at[2], at[3], at[4], at[5], at[6]}, m, n, v);
+  }
+};
+
+// ---- A long sum for a small y, in parts that fill the device ---------------------------------
+
+// As many parts as give each block of a large device a tile; a function of the shape alone, and so
+// are the bits.
+struct Parts {
+  int64_t count, length;
+
+  explicit Parts(const Gemm& g) {
+    constexpr int64_t kTiles = 512, kTile = 64, kShortest = 512;
+    const int64_t tiles = ceil_div(g.m, kTile) * ceil_div(g.n, kTile);
+    const int64_t wanted = std::min(kTiles / std::max<int64_t>(tiles, 1), g.k.numel / kShortest);
+    length = ceil_div(ceil_div(g.k.numel, std::max<int64_t>(wanted, 1)), 32) * 32;
+    count = length ? ceil_div(g.k.numel, length) : 1;
+  }
+};
+
+inline const char* cannot_split(const Gemm& g) {
+  if (!g.may_split || g.batch.numel != 1) return "not a weight gradient";
+  if (g.k.ndim != 1) return "the sum runs over several dimensions";
+  if (g.groups.along != Groups::Along::kNone) return "the sum is grouped";
+  if (scales_along_depth(g)) return "the scales change along the sum";
+  return Parts(g).count < 2 ? "the sum is short, or y large enough without parts" : nullptr;
+}
+
+// Columns of the sums: one more than y has where row sums are wanted.
+inline int64_t columns_of(const Gemm& g) { return g.n + (g.row_sum.data ? 1 : 0); }
+
+// [parts, m, columns], of the type of the sums.
+inline size_t split_workspace(const Gemm& g) {
+  return Parts(g).count * g.m * columns_of(g) * (g.a.dtype == DType::kFloat64 ? 8 : 4);
+}
+
+// The parts as a batch of products whose results lie in the workspace. The last one is over less
+// than parts.length of k.
+template <class Acc>
+Gemm products_of_parts(const Gemm& g, const Parts& parts, const Launch& launch) {
+  const DType dtype = sizeof(Acc) == 8 ? DType::kFloat64 : DType::kFloat32;
+  const int64_t a_k = g.k.stride[0][0], b_k = g.k.stride[1][0];
+  Gemm products;
+  products.m = g.m;
+  products.n = g.n;
+  products.a = g.a;
+  products.b = g.b;
+  products.y = {launch.workspace, dtype, columns_of(g), 1};
+  products.tf32 = g.tf32;
+  products.k.push(parts.length, {a_k, b_k});
+  products.batch.push(parts.count,
+                      {parts.length * a_k, parts.length * b_k, 0, g.m * columns_of(g)});
+  return products;
+}
+
+template <class Acc>
+__global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t parts) {
+  const int64_t at[Gemm::kTensors] = {};
+  const GemmEpilogue<Acc> epilogue{g, at};
+  const int64_t size = g.m * columns, step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
+    Acc sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += sums[part * size + i];
+    epilogue(i / columns, i % columns, sum);
+  }
+}
+
+// Adds the parts in order.
+template <class Acc>
+void add_parts(const Gemm& g, const Parts& parts, const Launch& launch) {
+  const int64_t columns = columns_of(g);
+  launch_kernel(add_parts_kernel<Acc>, grid_for(g.m * columns, 256), 256, 0, launch.stream,
+                static_cast<const Acc*>(launch.workspace), g, columns, parts.count);
+}
+
+}  // namespace dlkern::gpu

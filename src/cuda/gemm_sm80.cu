@@ -1,0 +1,90 @@
+// Matrix products by mma.sync (gemm_sm80.cuh): the implementations, and the kernels for 16-bit
+// operands; gemm_sm80_types.cu has those for other operands.
+#include "cuda/gemm.h"
+
+#if !defined(__HIPCC__)
+
+#include "cuda/gemm_sm80.cuh"
+
+namespace dlkern {
+namespace gpu {
+
+template void launch_mma<Half>(const Gemm&, const Launch&, int64_t, int64_t);
+template void launch_mma<BFloat16>(const Gemm&, const Launch&, int64_t, int64_t);
+extern template void launch_mma<float>(const Gemm&, const Launch&, int64_t, int64_t);
+extern template void launch_mma<double>(const Gemm&, const Launch&, int64_t, int64_t);
+extern template void launch_mma<int8_t>(const Gemm&, const Launch&, int64_t, int64_t);
+extern template void launch_mma<Float8>(const Gemm&, const Launch&, int64_t, int64_t);
+
+}  // namespace gpu
+
+namespace {
+
+using namespace gpu;
+
+bool is_float8(DType t) { return t == DType::kFloat8E4M3 || t == DType::kFloat8E5M2; }
+
+const char* cannot_multiply(const Gemm& g) {
+  if (compute_capability() < 80) return "the GPU's compute capability is below 8.0";
+  if (g.a.dtype == DType::kFloat32 && !g.tf32) {
+    return "float32 products are wanted in full precision";
+  }
+  if (g.a.dtype != g.b.dtype && !(is_float8(g.a.dtype) && is_float8(g.b.dtype))) {
+    return "the operands differ in dtype";
+  }
+  if (!is_floating(g.a.dtype) && g.a.dtype != DType::kInt8 && !is_float8(g.a.dtype)) {
+    return "no instruction for the operands' dtype";
+  }
+  if (scales_along_depth(g)) {
+    if (!is_float8(g.a.dtype)) return "the scales change along the sum of operands not float8";
+    if (g.k.ndim > 1) return "the scales change along a sum over several dimensions";
+    if (g.groups.along == Groups::Along::kDepth) return "the scales change along a grouped sum";
+  }
+  return nullptr;
+}
+
+const char* cannot_multiply_parts(const Gemm& g) {
+  if (const char* why = cannot_multiply(g)) return why;
+  if (!is_floating(g.a.dtype)) return "not a gradient's dtype";
+  return cannot_split(g);
+}
+
+template <class T>
+void launch_parts(const Gemm& g, const Launch& launch) {
+  using Sum = typename Mma<T>::Sum;
+  const Parts parts(g);
+  Gemm products = products_of_parts<Sum>(g, parts, launch);
+  if (g.row_sum.data) {  // the column behind those of y
+    products.row_sum = products.y;
+    products.row_sum.data = products.y.as<Sum>() + g.n;
+  }
+  launch_mma<T>(products, launch, g.k.numel, g.m * columns_of(g));
+  add_parts<Sum>(g, parts, launch);
+}
+
+constexpr Impl<Gemm> kImpls[] = {
+    {"mma_sm80_split_k", cannot_multiply_parts, split_workspace,
+     [](const Gemm& g, const Launch& l) {
+       dispatch_floating(g.a.dtype, [&]<class T>() { launch_parts<T>(g, l); });
+     }},
+    {"mma_sm80", cannot_multiply, nullptr,
+     [](const Gemm& g, const Launch& l) {
+       if (g.a.dtype == DType::kInt8) return launch_mma<int8_t>(g, l);
+       if (is_float8(g.a.dtype)) return launch_mma<Float8>(g, l);
+       dispatch_floating(g.a.dtype, [&]<class T>() { launch_mma<T>(g, l); });
+     }},
+};
+
+}  // namespace
+
+ImplList<Gemm> gemm_sm80_impls() { return kImpls; }
+
+}  // namespace dlkern
+
+#else
+
+namespace dlkern {
+ImplList<Gemm> gemm_sm80_impls() { return {}; }
+}  // namespace dlkern
+
+#endif
