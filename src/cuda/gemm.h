@@ -1,5 +1,5 @@
-// The matrix products of the GPU backend. Each kind of kernel has files of its own; gemm.cu has the
-// portable ones and lists all, best first.
+// The matrix products of the GPU backend. Each kind of kernel has files of its own; gemm.cu lists
+// all, best first.
 #pragma once
 
 #include "ops/gemm.h"
@@ -10,5 +10,14 @@ namespace dlkern {
 ImplList<Gemm> gemm_sm80_impls();
 // wgmma with TMA, compute capability 9.0.
 ImplList<Gemm> gemm_sm90_impls();
+// Multiply-adds of any GPU, for every problem.
+ImplList<Gemm> gemm_simt_impls();
 
+namespace gpu {
+
+// Sets g.amax, if there is one, to 0, in stream order. Every implementation begins with this; the
+// epilogue then raises it.
+void clear_amax(const Gemm& g, const Launch& launch);
+
+}  // namespace gpu
 }  // namespace dlkern

@@ -65,10 +65,12 @@ void launch_parts(const Gemm& g, const Launch& launch) {
 constexpr Impl<Gemm> kImpls[] = {
     {"mma_sm80_split_k", cannot_multiply_parts, split_workspace,
      [](const Gemm& g, const Launch& l) {
+       clear_amax(g, l);
        dispatch_floating(g.a.dtype, [&]<class T>() { launch_parts<T>(g, l); });
      }},
     {"mma_sm80", cannot_multiply, nullptr,
      [](const Gemm& g, const Launch& l) {
+       clear_amax(g, l);
        if (g.a.dtype == DType::kInt8) return launch_mma<int8_t>(g, l);
        if (is_float8(g.a.dtype)) return launch_mma<Float8>(g, l);
        dispatch_floating(g.a.dtype, [&]<class T>() { launch_mma<T>(g, l); });

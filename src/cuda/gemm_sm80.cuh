@@ -75,13 +75,6 @@ inline MmaConfig pick(const Gemm& g) {
 
 // ---- What a block works on ------------------------------------------------------------------
 
-__device__ inline int64_t group_end(const Groups& groups, int64_t item, int64_t extent) {
-  const int64_t end = groups.dtype == DType::kInt32
-                          ? static_cast<const int32_t*>(groups.ends)[item]
-                          : static_cast<const int64_t*>(groups.ends)[item];
-  return end < 0 ? 0 : end < extent ? end : extent;
-}
-
 struct MmaWork {
   int64_t item, m0, m_end, n0, k_begin, k_end;  // nothing to do where m0 >= m_end
 
@@ -95,8 +88,8 @@ struct MmaWork {
       w.k_end = left < args.inner ? left : args.inner;
     }
     if (g.groups.along == Groups::Along::kDepth) {
-      w.k_begin = w.item > 0 ? group_end(g.groups, w.item - 1, args.inner) : 0;
-      w.k_end = group_end(g.groups, w.item, args.inner);
+      w.k_begin = g.groups.begin(w.item, args.inner);
+      w.k_end = g.groups.end(w.item, args.inner);
     }
     if (g.groups.along == Groups::Along::kRows) w.find_group(g, tile.m, Tile::kM);
     return w;
@@ -108,7 +101,7 @@ struct MmaWork {
     int64_t begin = 0, end = 0;
     for (item = 0; item < g.batch.numel; ++item) {
       begin = end;
-      const int64_t next = group_end(g.groups, item, g.m);
+      const int64_t next = g.groups.end(item, g.m);
       end = next < begin ? begin : next;
       const int64_t tiles = ceil_div(end - begin, rows);
       if (slot < tiles) break;

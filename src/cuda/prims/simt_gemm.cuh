@@ -19,7 +19,7 @@
 // once, neighbouring threads with neighbouring n: n should be C's contiguous index (swap A and B
 // where it is not).
 //
-// Every sum is one chain of FMAs in the order of k, whatever the tile: its bits depend neither on
+// Every sum is one chain of multiply-adds in the order of k, whatever the tile: its bits depend neither on
 // the tile shape nor on the other rows and columns.
 #pragma once
 
@@ -140,6 +140,16 @@ __device__ __forceinline__ void read_run(const Acc* shared, Acc* run) {
   }
 }
 
+__device__ __forceinline__ float multiply_add(float x, float y, float sum) {
+  return fmaf(x, y, sum);
+}
+__device__ __forceinline__ double multiply_add(double x, double y, double sum) {
+  return fma(x, y, sum);
+}
+__device__ __forceinline__ int32_t multiply_add(int32_t x, int32_t y, int32_t sum) {
+  return x * y + sum;
+}
+
 // What a thread sums: rows and columns of the tile in its runs.
 template <class Tile, class Acc>
 using SimtSums = Acc[Tile::kThreadM][Tile::kThreadN];
@@ -195,7 +205,7 @@ __device__ __forceinline__ void simt_accumulate(SimtSums<Tile, Acc>& acc, int64_
 #pragma unroll
         for (int i = 0; i < Tile::kThreadM; ++i) {
 #pragma unroll
-          for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = fma(x[i], y[j], acc[i][j]);
+          for (int j = 0; j < Tile::kThreadN; ++j) acc[i][j] = multiply_add(x[i], y[j], acc[i][j]);
         }
       }
     }
