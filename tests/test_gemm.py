@@ -368,7 +368,7 @@ def test_long_sums_are_cut_into_parts(gpu, dtype, rng):
     dweight, dbias = normal(rng, (33, 70), dtype), normal(rng, (33,), dtype)
     arrays = gpu.array(dy), gpu.array(x)
     plan = dlkern.explain(dlkern.linear_backward_weight, *arrays, bias=True)[0]
-    assert plan.implementation == "simt_split_k"
+    assert plan.implementation.endswith("_split_k")
     for layout in ("contiguous", "strided"):
         out, out_bias = gpu.array(dweight, layout), gpu.array(dbias, layout)
         dlkern.linear_backward_weight(*arrays, accumulate=True, out=out, out_bias=out_bias)
@@ -377,7 +377,8 @@ def test_long_sums_are_cut_into_parts(gpu, dtype, rng):
         assert_close(gpu.numpy(out_bias), float64(dy).sum(0) + float64(dbias), dtype, "linear",
                      scale=np.abs(float64(dy)).sum(0) + 1)  # fmt: skip
     short = [gpu.array(v[:100]) for v in (dy, x)]
-    assert dlkern.explain(dlkern.linear_backward_weight, *short)[0].implementation == "simt"
+    plan = dlkern.explain(dlkern.linear_backward_weight, *short)[0]
+    assert not plan.implementation.endswith("_split_k")
 
 
 def test_gradients_by_finite_differences(rng):

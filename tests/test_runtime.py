@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -101,6 +102,28 @@ def test_debug_finds_nan_in_outputs():
     assert run_python(script, DLKERN_DEBUG="1").returncode == 0
     done = run_python(script, DLKERN_DEBUG="nan")
     assert "ValueError: softmax: y holds nan at flat index 0" in done.stderr
+
+
+def test_impl_limits_the_choice():
+    script = "import numpy as np, dlkern; dlkern.matmul(np.ones((2, 3)), np.ones((3, 2)))"
+    name = dlkern.explain(dlkern.matmul, np.ones((2, 3)), np.ones((3, 2)))[0].implementation
+    assert run_python(script, DLKERN_IMPL=f"another,{name}").returncode == 0
+    done = run_python(script, DLKERN_IMPL=name[:-1])
+    assert f"{name}: declined, not in DLKERN_IMPL" in done.stderr
+    assert "NotImplementedError: matmul: " in done.stderr
+
+
+def test_a_thread_can_limit_its_own_choice():
+    x = np.ones((2, 3))
+    dlkern._dlkern.set_implementations("none_such")
+    try:
+        with pytest.raises(NotImplementedError, match="not in DLKERN_IMPL"):
+            dlkern.softmax(x)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(dlkern.softmax, x).result()
+    finally:
+        dlkern._dlkern.set_implementations("")
+    dlkern.softmax(x)
 
 
 @pytest.mark.gpu

@@ -111,6 +111,12 @@ DLK_API const char* dlk_last_error(void);
 /* The plan of this thread's last call that got as far as choosing an implementation. */
 DLK_API dlk_status_t dlk_explain_last(dlk_plan* plan);
 
+/* For tests: from now on this thread's calls choose only among the implementations with these names,
+ * ','-separated and without spaces; NULL or "": among all. A thread begins with what the environment
+ * variable DLKERN_IMPL named when the library was first used. A call that is left without an
+ * implementation fails with DLK_NOT_SUPPORTED. */
+DLK_API dlk_status_t dlk_set_implementations(const char* names);
+
 /* Makes the kernels whose plan has this tuning_key use one of its candidates instead of their own
  * choice, from any thread's next call on, on all devices of that architecture. It changes how fast
  * they are and may change in which order they sum, never whether they are right; a choice that a

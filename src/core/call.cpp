@@ -37,6 +37,16 @@ bool verbose() {
   return on;
 }
 
+// What this thread's calls may choose from: ','-separated names, or anything where it is empty.
+std::string& implementations() {
+  static const std::string initial = [] {
+    const char* value = std::getenv("DLKERN_IMPL");
+    return std::string(value ? value : "");
+  }();
+  thread_local std::string names = initial;
+  return names;
+}
+
 // Copies a tensor's elements in row-major order into a host vector.
 template <class T>
 std::vector<T> to_host(const Tensor& t, void* stream) {
@@ -211,6 +221,13 @@ std::vector<int64_t> Call::read_integers(const Tensor& t) const {
   });
 }
 
+const char* Call::excluded(const char* impl) {
+  const std::string& names = implementations();
+  if (names.empty()) return nullptr;
+  const bool listed = ("," + names + ",").find(cat(",", impl, ",")) != std::string::npos;
+  return listed ? nullptr : "not in DLKERN_IMPL";
+}
+
 void Call::declined(const char* impl, const char* reason) {
   explanation_ += cat(impl, ": declined, ", reason, "\n");
 }
@@ -313,4 +330,9 @@ dlk_status_t dlk_explain_last(dlk_plan* plan) {
                                   "plan is NULL or its struct_size is not set");
   }
   return DLK_SUCCESS;
+}
+
+dlk_status_t dlk_set_implementations(const char* names) {
+  return dlkern::guarded("set_implementations",
+                         [&] { dlkern::implementations() = names ? names : ""; });
 }

@@ -131,7 +131,9 @@ class Call {
     const DeviceGuard guard(device_);  // choices depend on the device, too
     const tuning::Pin pin;
     for (const Impl<Problem>& impl : impls) {
-      if (const char* reason = impl.supports(problem)) {
+      const char* reason = excluded(impl.name);
+      if (!reason) reason = impl.supports(problem);
+      if (reason) {
         declined(impl.name, reason);
         continue;
       }
@@ -150,6 +152,7 @@ class Call {
 
  private:
   void add(const Tensor& t, bool is_output);
+  static const char* excluded(const char* impl);  // by DLKERN_IMPL; nullptr: it is not
   void declined(const char* impl, const char* reason);
   bool plan_only() const { return flags_ & DLK_LAUNCH_PLAN_ONLY; }
   bool chosen(const char* impl, size_t workspace_bytes);  // false: plan only, or nothing to compute

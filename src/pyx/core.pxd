@@ -113,6 +113,7 @@ cdef extern from "dlkern/core.h" nogil:
     const char* dlk_status_string(dlk_status_t)
     const char* dlk_last_error()
     dlk_status_t dlk_explain_last(dlk_plan*)
+    dlk_status_t dlk_set_implementations(const char*)
     dlk_status_t dlk_set_tuning(const char*, const char*)
     dlk_status_t dlk_get_tuning(const char*, char*, size_t)
     dlk_status_t dlk_set_num_threads(int)

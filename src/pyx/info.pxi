@@ -38,6 +38,12 @@ def devices():
     return [device_info(index) for index in range(dlk_device_count())]
 
 
+def set_implementations(names):
+    """What the calling thread's calls may choose from, ','-separated; "": anything."""
+    cdef bytes chars = names.encode()
+    check(dlk_set_implementations(chars))
+
+
 def set_num_threads(n):
     check(dlk_set_num_threads(<int>integer(Call("set_num_threads", None), "n", n, 32)))
 
