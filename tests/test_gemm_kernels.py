@@ -1,0 +1,268 @@
+"""Each kind of GPU kernel for matrix products on its own, whichever one a call would choose."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from backends import LAYOUTS
+from oracle import assert_close, float64, numpy_dtype, rounded
+
+import dlkern
+
+pytestmark = pytest.mark.gpu
+
+KERNELS = ("mma_sm80", "simt")
+EXTENTS = (1, 2, 7, 8, 15, 16, 31, 33, 64, 65, 127, 128, 129, 255, 257)
+# Operands, and the precision that is asked for.
+OPERANDS = ("float64", "tf32", "float16", "bfloat16")
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request):
+    """The name of the one kind of kernel that calls may choose."""
+    if request.param == "mma_sm80" and dlkern.devices()[0]["compute_capability"] < (8, 0):
+        pytest.skip("needs compute capability 8.0")
+    dlkern._dlkern.set_implementations(f"{request.param},{request.param}_split_k")
+    yield request.param
+    dlkern._dlkern.set_implementations("")
+
+
+def normal(rng, shape, kind):
+    """Normal numbers of an operand of that kind, and its dtype; tf32 has 10 bits of fraction."""
+    x = rng.standard_normal(shape)
+    if kind == "tf32":
+        bits = x.astype("float32").view("uint32") & np.uint32(0xFFFFE000)
+        return bits.view("float32"), "float32"
+    return rounded(x, kind), kind
+
+
+def precision(kind):
+    return {"precision": "tf32"} if kind == "tf32" else {}
+
+
+def check(gpu, y, a, b, dtype):
+    a, b = float64(a), float64(b)
+    assert_close(gpu.numpy(y), a @ b, dtype, "matmul", scale=np.abs(a) @ np.abs(b))
+
+
+@pytest.mark.parametrize("kind", OPERANDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_random_shapes_and_layouts(gpu, kernel, kind, seed):
+    """EDGE 21, 26: any extents, each operand in any layout."""
+    choose, rng = random.Random(seed), np.random.default_rng(seed)
+    for _ in range(20):
+        m, n, k = (choose.choice(EXTENTS) for _ in range(3))
+        a, dtype = normal(rng, (m, k), kind)
+        b, _ = normal(rng, (k, n), kind)
+        y = gpu.empty((m, n), dtype, choose.choice(LAYOUTS))
+        arrays = (gpu.array(x, choose.choice(LAYOUTS)) for x in (a, b))
+        dlkern.matmul(*arrays, out=y, **precision(kind))
+        check(gpu, y, a, b, dtype)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", OPERANDS)
+@pytest.mark.parametrize("pad", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("order", ["ik,jk", "ik,kj", "ki,jk", "ki,kj"])
+def test_copies_of_every_width(gpu, kernel, kind, pad, order, rng):
+    """Rows of k + pad elements: copies of 16, 8 and 4 bytes, and element by element."""
+    m, n, k = 70, 66, 72
+    padded = []
+    for name in order.split(","):
+        shape = [{"i": m, "j": n, "k": k}[letter] for letter in name]
+        padded.append(normal(rng, (shape[0], shape[1] + pad), kind)[0])
+    x, y = (p[:, : p.shape[1] - pad] for p in padded)
+    views = [gpu.array(p)[:, : p.shape[1] - pad] for p in padded]
+    a, b = (x if order[0] == "i" else x.T), (y if order[3] == "k" else y.T)
+    view_a = views[0] if order[0] == "i" else views[0].T
+    view_b = views[1] if order[3] == "k" else views[1].T
+    dtype = "float32" if kind == "tf32" else kind
+    out = gpu.empty((m, n), dtype)
+    dlkern.matmul(view_a, view_b, out=out, **precision(kind))
+    check(gpu, out, a, b, dtype)
+
+
+@pytest.mark.parametrize("kind", OPERANDS)
+@pytest.mark.parametrize("extents", [(2100, 2050, 100), (1100, 900, 100), (40, 70, 700)])
+def test_all_tiles(gpu, kernel, kind, extents, rng):
+    m, n, k = extents
+    a, dtype = normal(rng, (m, k), kind)
+    b, _ = normal(rng, (k, n), kind)
+    for layout in ("contiguous", "transposed"):
+        y = gpu.empty((m, n), dtype)
+        dlkern.matmul(gpu.array(a, layout), gpu.array(b, layout), out=y, **precision(kind))
+        check(gpu, y, a, b, dtype)
+
+
+@pytest.mark.parametrize("kind", OPERANDS)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(gpu, kernel, kind, rng):
+    (a, _), (b, _) = normal(rng, (2500, 200), kind), normal(rng, (200, 1100), kind)
+    few = {"batch_invariant": True} | precision(kind)
+    many = gpu.raw(dlkern.matmul(gpu.array(a), gpu.array(b), **few))
+    for m in (1, 2, 16, 17, 64, 100, 129, 1000, 2048):
+        some = gpu.raw(dlkern.matmul(gpu.array(a[:m]), gpu.array(b), **few))
+        np.testing.assert_array_equal(some.view("uint8"), many[:m].view("uint8"))
+
+
+@pytest.mark.parametrize("kind", OPERANDS)
+def test_the_same_bits_every_time(gpu, kernel, kind, rng):
+    (a, _), (b, _) = normal(rng, (300, 500), kind), normal(rng, (500, 200), kind)
+    a, b = gpu.array(a), gpu.array(b)
+    first = gpu.raw(dlkern.matmul(a, b, **precision(kind))).tobytes()
+    for _ in range(100):
+        assert gpu.raw(dlkern.matmul(a, b, **precision(kind))).tobytes() == first
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", OPERANDS)
+def test_batches_and_summed_batches(gpu, kernel, kind, rng):
+    """A batch with broadcasting, and a gradient that is summed over one: k of two dimensions."""
+    (a, dtype), (b, _) = normal(rng, (3, 2, 40, 50), kind), normal(rng, (2, 50, 33), kind)
+    y = dlkern.matmul(gpu.array(a), gpu.array(b), **precision(kind))
+    check(gpu, y, a, b, dtype)
+    dy, _ = normal(rng, (3, 2, 40, 33), kind)
+    arrays = (gpu.array(x) for x in (dy, a, b))
+    _, db = dlkern.matmul_backward(*arrays, **precision(kind))
+    parts = [np.swapaxes(size(float64(a)), -1, -2) @ size(float64(dy)) for size in (np.array, abs)]
+    expected, scale = (part.sum(0) for part in parts)
+    assert_close(gpu.numpy(db), expected, dtype, "matmul", scale=scale)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", OPERANDS)
+@pytest.mark.parametrize("rows", [0, 1, 100, 3001])
+def test_weight_gradient_with_bias(gpu, kernel, kind, rows, rng):
+    """Row sums as a by-product, in one piece and in parts of unequal length."""
+    (dy, dtype), (x, _) = normal(rng, (rows, 33), kind), normal(rng, (rows, 70), kind)
+    arrays = [gpu.array(dy), gpu.array(x)]
+    options = {"bias": True} | precision(kind)
+    plan = dlkern.explain(dlkern.linear_backward_weight, *arrays, **options)[0]
+    assert plan.implementation == kernel + ("_split_k" if rows > 3000 else "")
+    dweight, dbias = dlkern.linear_backward_weight(*arrays, **options)
+    check(gpu, dweight, dy.T, x, dtype)
+    total, scale = float64(dy).sum(0), np.abs(float64(dy)).sum(0)
+    assert_close(gpu.numpy(dbias), total, dtype, "linear", scale=scale)
+
+
+def test_weight_gradient_of_no_columns_has_a_bias(gpu, kernel, rng):
+    dy, x = rounded(rng.standard_normal((20, 5)), "float16"), np.zeros((20, 0), "float16")
+    _, dbias = dlkern.linear_backward_weight(gpu.array(dy), gpu.array(x), bias=True)
+    assert_close(gpu.numpy(dbias), float64(dy).sum(0), "float16", "linear", scale=20.0)
+
+
+@pytest.mark.parametrize("kind", OPERANDS)
+def test_nan_infinity_and_the_smallest(gpu, kernel, kind):
+    dtype = "float32" if kind == "tf32" else kind
+    tiny = 2.0**-24 if kind == "float16" else 2.0**-126
+    a = rounded([[1, 2], [0, 1], [1, -1], [tiny, 0]], dtype)
+    b = rounded([[np.inf, 0, 1], [1, np.nan, 1]], dtype)
+    y = gpu.numpy(dlkern.matmul(gpu.array(a), gpu.array(b), **precision(kind)))
+    np.testing.assert_array_equal(y[[0, 2], :2], [[np.inf, np.nan], [np.inf, np.nan]])
+    assert np.isnan(y[1, :2]).all()  # 0 * inf
+    assert y[3, 2] == tiny
+
+
+# ---- float32 -------------------------------------------------------------------------------
+
+
+def test_full_precision_is_not_rounded_to_tf32(gpu, rng):
+    x = gpu.array(rng.standard_normal((8, 8)).astype("float32"))
+    plan = dlkern.explain(dlkern.matmul, x, x)[0]
+    assert "mma_sm80: declined, float32 products are wanted in full precision" in plan.explanation
+
+
+def test_tf32_is_rounded_to_nearest(gpu, kernel):
+    """Ties away from zero, as cvt.rna does; the portable kernel does not round at all."""
+    a = np.array([[1 + 2**-11], [1 + 2**-12], [-1 - 2**-11]], "float32")
+    one = np.ones((1, 1), "float32")
+    y = gpu.numpy(dlkern.matmul(gpu.array(a), gpu.array(one), precision="tf32"))
+    expected = [[1 + 2**-10], [1], [-1 - 2**-10]] if kernel == "mma_sm80" else a
+    np.testing.assert_array_equal(y, expected)
+
+
+# ---- 8 bits --------------------------------------------------------------------------------
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "unaligned", "strided"])
+def test_int8_is_exact(gpu, kernel, layout, rng):
+    for m, n, k in ((70, 90, 130), (2100, 2050, 40), (3, 5, 1000)):
+        a, b = (rng.integers(-128, 128, shape, np.int8) for shape in ((m, k), (k, n)))
+        y = gpu.empty((m, n), "int32")
+        dlkern.scaled_matmul(gpu.array(a, layout), gpu.array(b, layout), out=y)
+        np.testing.assert_array_equal(gpu.numpy(y), a.astype(np.int32) @ b.astype(np.int32))
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("of_a", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("of_b", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_float8_with_scales(gpu, kernel, of_a, of_b, blocks, rng):
+    """Factors of rows and columns, and of blocks of 128 along k (the last one short)."""
+    for m, n, k in ((70, 90, 300), (2100, 2050, 140), (3, 5, 1000)):
+        a = rounded(rng.standard_normal((m, k)), of_a)
+        b = rounded(rng.standard_normal((n, k)), of_b)
+        pieces = -(-k // 128)
+        scale_a = rng.uniform(0.5, 2, (m, pieces if blocks else 1)).astype("float32")
+        scale_b = rng.uniform(0.5, 2, (-(-n // 128), pieces) if blocks else (n, 1))
+        scale_b = scale_b.astype("float32")
+        y = gpu.empty((m, n), "float32")
+        dlkern.scaled_matmul(*map(gpu.array, (a, b.T, scale_a, scale_b.T.copy())), out=y)
+        wide_a, wide_b = float64(scale_a), float64(scale_b)
+        if blocks:
+            wide_a = np.repeat(wide_a, 128, 1)[:, :k]
+            wide_b = np.repeat(np.repeat(wide_b, 128, 0)[:n], 128, 1)[:, :k]
+        check(gpu, y, float64(a) * wide_a, (float64(b) * wide_b).T, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_every_float8(gpu, kernel, dtype):
+    codes = np.arange(256, dtype=np.uint8).view(numpy_dtype(dtype))[:, None]
+    one = gpu.array(np.ones((1, 1), numpy_dtype(dtype)))
+    y = gpu.empty((256, 1), "float32")
+    dlkern.scaled_matmul(gpu.array(codes), one, out=y)
+    np.testing.assert_array_equal(gpu.numpy(y), float64(codes))
+
+
+# ---- Groups --------------------------------------------------------------------------------
+
+
+OFFSETS = ([0, 5, 5, 133, 300], [300] * 5, [0] * 5, [1, 2, 3, 4, 250])
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", OPERANDS)
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("offsets", OFFSETS)
+def test_groups_of_rows(gpu, kernel, kind, index, offsets, rng):
+    """Empty groups, groups that begin within a tile, rows beyond the last one."""
+    (a, dtype), (b, _) = normal(rng, (300, 40), kind), normal(rng, (5, 40, 70), kind)
+    y = gpu.empty((300, 70), dtype)
+    dlkern.grouped_matmul(
+        gpu.array(a), gpu.array(b), gpu.array(np.array(offsets, index)), out=y, **precision(kind)
+    )
+    result, begin = gpu.numpy(y), 0
+    for g, end in enumerate(offsets):
+        fa, fb = float64(a[begin:end]), float64(b[g])
+        assert_close(result[begin:end], fa @ fb, dtype, "matmul", scale=np.abs(fa) @ np.abs(fb))
+        begin = end
+    assert np.isnan(result[begin:]).all()  # not written
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", OPERANDS)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("offsets", OFFSETS)
+def test_groups_of_the_depth(gpu, kernel, kind, layout, offsets, rng):
+    """Empty groups give zeros; k begins anywhere."""
+    (a, dtype), (b, _) = normal(rng, (65, 300), kind), normal(rng, (300, 33), kind)
+    y = gpu.empty((5, 65, 33), dtype)
+    arrays = gpu.array(a, layout), gpu.array(b, layout), gpu.array(np.array(offsets, "int32"))
+    dlkern.grouped_matmul(*arrays, out=y, **precision(kind))
+    result, begin = gpu.numpy(y), 0
+    for g, end in enumerate(offsets):
+        fa, fb = float64(a[:, begin:end]), float64(b[begin:end])
+        assert_close(result[g], fa @ fb, dtype, "matmul", scale=np.abs(fa) @ np.abs(fb))
+        begin = end
