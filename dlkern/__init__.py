@@ -51,15 +51,14 @@ from dlkern.conv import (
 from dlkern.dropout import dropout, dropout_backward
 from dlkern.elementwise import add, add_backward
 from dlkern.gemm import (
-    grouped_matmul,
-    grouped_matmul_backward,
     linear,
     linear_backward_input,
     linear_backward_weight,
     matmul,
     matmul_backward,
-    scaled_matmul,
 )
+from dlkern.gemm_grouped import grouped_matmul, grouped_matmul_backward
+from dlkern.gemm_scaled import scaled_matmul
 from dlkern.layout import nchw_to_nhwc, nhwc_to_nchw, permute
 from dlkern.loss import cross_entropy, cross_entropy_backward
 from dlkern.norm import (

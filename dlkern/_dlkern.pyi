@@ -301,6 +301,8 @@ def linear_backward_weight(
     out_bias: Any,
     stream: Any,
 ) -> Any: ...
+
+# gemm_scaled.pxi
 def scaled_matmul(
     a: Any,
     b: Any,
@@ -317,6 +319,8 @@ def scaled_matmul(
     out_amax: Any,
     stream: Any,
 ) -> Any: ...
+
+# gemm_grouped.pxi
 def grouped_matmul(
     a: Any,
     b: Any,

@@ -245,11 +245,12 @@ def test_items_of_a_batch_have_the_bits_of_the_item_alone(backend, dtype, rng):
 
 @pytest.mark.gpu
 def test_rows_do_not_depend_on_the_rows_beside_them(gpu, dtype, rng):
-    """On the GPU every sum is one chain in the order of k, whatever tile computes it."""
+    """Whatever tile computes them."""
     a, b = normal(rng, (600, 70), dtype), normal(rng, (70, 500), dtype)
-    many = gpu.raw(dlkern.matmul(gpu.array(a), gpu.array(b)))
+    options = {"batch_invariant": True}
+    many = gpu.raw(dlkern.matmul(gpu.array(a), gpu.array(b), **options))
     for m in (1, 5, 31, 129):
-        few = gpu.raw(dlkern.matmul(gpu.array(a[:m]), gpu.array(b)))
+        few = gpu.raw(dlkern.matmul(gpu.array(a[:m]), gpu.array(b), **options))
         np.testing.assert_array_equal(many[:m], few)
 
 
@@ -292,6 +293,44 @@ def test_linear_with_bias_and_activation(backend, dtype, rng, activation):
     assert_close(backend.numpy(y), ACTIVATIONS[activation](z), dtype, "linear", scale=scale + 1)
     alone = dlkern.linear(*arrays, activation=activation)
     np.testing.assert_array_equal(backend.raw(alone), backend.raw(y))
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("activation", [None, "gelu", "relu"])
+@pytest.mark.parametrize("shape", [(3, 11, 37), (11, 37), (3, 1, 37), (37,), (3, 11, 1), (1,), ()])
+def test_residual(backend, dtype, rng, activation, shape):
+    """Added after the activation; it broadcasts, and may have the dtype of x or of y."""
+    x, weight, bias = (normal(rng, s, dtype) for s in ((3, 11, 40), (37, 40), (37,)))
+    arrays = [backend.array(v) for v in (x, weight, bias)]
+    z, scale = product(x, weight.T)
+    z, scale = z + float64(bias), scale + np.abs(float64(bias))
+    for residual_dtype in (dtype, "float32"):
+        residual = normal(rng, shape, residual_dtype)
+        y, preactivation = (backend.empty((3, 11, 37), residual_dtype) for _ in range(2))
+        dlkern.linear(
+            *arrays, activation=activation, residual=backend.array(residual), out=y,
+            out_preactivation=preactivation,
+        )  # fmt: skip
+        expected = ACTIVATIONS[activation](z) + float64(residual)
+        judged = "float32" if (dtype, residual_dtype) == ("float64", "float32") else residual_dtype
+        assert_close(backend.numpy(y), expected, judged, "linear", scale=scale + 4)
+        assert_close(backend.numpy(preactivation), z, judged, "linear", scale=scale)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("invariant", [False, True])
+def test_residual_in_place(backend, rng, layout, invariant):
+    """Added to y itself, as a residual stream is updated."""
+    for dtype in ("float32", "bfloat16"):
+        x, weight, stream = (normal(rng, s, dtype) for s in ((33, 40), (37, 40), (33, 37)))
+        y = backend.array(stream, layout)
+        dlkern.linear(
+            backend.array(x, layout), backend.array(weight), activation="relu", residual=y, out=y,
+            batch_invariant=invariant,
+        )  # fmt: skip
+        z, scale = product(x, weight.T)
+        expected = np.maximum(z, 0) + float64(stream)
+        assert_close(backend.numpy(y), expected, dtype, "linear", scale=scale + 4)
 
 
 def test_alpha_of_the_activation(backend, rng):
@@ -368,7 +407,7 @@ def test_long_sums_are_cut_into_parts(gpu, dtype, rng):
     dweight, dbias = normal(rng, (33, 70), dtype), normal(rng, (33,), dtype)
     arrays = gpu.array(dy), gpu.array(x)
     plan = dlkern.explain(dlkern.linear_backward_weight, *arrays, bias=True)[0]
-    assert plan.implementation.endswith("_split_k")
+    assert plan.implementation.endswith("split_k")
     for layout in ("contiguous", "strided"):
         out, out_bias = gpu.array(dweight, layout), gpu.array(dbias, layout)
         dlkern.linear_backward_weight(*arrays, accumulate=True, out=out, out_bias=out_bias)
@@ -378,7 +417,50 @@ def test_long_sums_are_cut_into_parts(gpu, dtype, rng):
                      scale=np.abs(float64(dy)).sum(0) + 1)  # fmt: skip
     short = [gpu.array(v[:100]) for v in (dy, x)]
     plan = dlkern.explain(dlkern.linear_backward_weight, *short)[0]
-    assert not plan.implementation.endswith("_split_k")
+    assert not plan.implementation.endswith("split_k")
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name])
+def test_gradient_through_the_activation_below(backend, dtype, rng, activation):
+    """The fused gradient is that of the layer followed by that of the activation."""
+    dy, weight, z = (normal(rng, s, dtype) for s in ((2, 35, 21), (21, 40), (2, 35, 40)))
+    arrays = [backend.array(v) for v in (dy, weight, z)]
+    for invariant in (False, True):
+        dx = dlkern.linear_backward_input(
+            *arrays[:2], activation=activation, preactivation=arrays[2], batch_invariant=invariant
+        )
+        summed, scale = product(dy, weight)
+        step = 1e-6
+        f = ACTIVATIONS[activation]
+        slope = (f(float64(z) + step) - f(float64(z) - step)) / (2 * step)
+        if activation in ("relu", "leaky_relu"):
+            slope = np.where(float64(z) > 0, 1.0, 0.0 if activation == "relu" else 0.01)
+        judged = dtype if dtype != "float64" else "float32"  # of the differences
+        assert_close(backend.numpy(dx), summed * slope, judged, "linear", scale=8 * scale)
+
+
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name])
+def test_gradient_through_the_activation_by_finite_differences(rng, activation):
+    z, weight, dy = (rng.standard_normal(s) for s in ((3, 4), (5, 4), (3, 5)))
+    alpha = {"leaky_relu": 0.3, "elu": 0.7, "softplus": 1.5}.get(activation)
+    options = {"activation": activation, "alpha": alpha}
+
+    def layers(z):
+        return dlkern.linear(dlkern.linear(z, np.eye(4), **options), weight)
+
+    dz = dlkern.linear_backward_input(dy, weight, preactivation=z, **options)
+    assert_grad(layers, [z], dy, [dz])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradient_through_the_activation_of_any_layout(backend, rng, layout):
+    dy, weight, z = (normal(rng, s, "float32") for s in ((3, 35, 21), (21, 40), (3, 35, 40)))
+    dx = backend.empty((3, 35, 40), "float32", layout)
+    xs = [backend.array(v, layout) for v in (dy, weight, z)]
+    dlkern.linear_backward_input(*xs[:2], activation="relu", preactivation=xs[2], out=dx)
+    summed, scale = product(dy, weight)
+    assert_close(backend.numpy(dx), summed * (z > 0), "float32", "linear", scale=scale)
 
 
 def test_gradients_by_finite_differences(rng):
@@ -448,6 +530,15 @@ def z(*shape, dtype="float32"):
          r"out.shape is \[2, 3\], expected \[2, 4\]"),
         (lambda a: dlkern.linear(a(z(2, 3)), a(z(4, 3)), out_preactivation=a(z(4, 2))),
          ValueError, r"out_preactivation.shape is \[4, 2\]"),
+        (lambda a: dlkern.linear(a(z(2, 3)), a(z(4, 3)), residual=a(z(3, 4))), ValueError,
+         r"residual.shape is \[3, 4\], expected one that broadcasts to \[2, 4\]"),
+        (lambda a: dlkern.linear(a(z(2, 3)), a(z(4, 3)), residual=a(z(4, dtype="float64"))),
+         TypeError, "residual.dtype is float64"),
+        (lambda a: dlkern.linear_backward_input(a(z(2, 3)), a(z(3, 5)), activation="relu"),
+         ValueError, "preactivation is missing"),
+        (lambda a: dlkern.linear_backward_input(a(z(2, 3)), a(z(3, 5)), activation="relu",
+                                                preactivation=a(z(2, 3))),
+         ValueError, r"preactivation.shape is \[2, 3\], expected \[2, 5\]"),
         (lambda a: dlkern.linear_backward_input(a(z(2, 3)), a(z(4, 5))), ValueError,
          r"weight.shape is \[4, 5\], expected \[3, 5\]"),
         (lambda a: dlkern.linear_backward_weight(a(z(2, 3)), a(z(3, 5))), ValueError,

@@ -22,18 +22,6 @@ cdef extern from "dlkern/gemm.h" nogil:
         int32_t reserved
         double alpha
         double threshold
-    ctypedef struct dlk_scaled_matmul_params:
-        uint32_t struct_size
-        int32_t activation
-        int32_t batch_invariant
-        int32_t reserved
-        double alpha
-        double threshold
-    ctypedef struct dlk_grouped_matmul_params:
-        uint32_t struct_size
-        int32_t precision
-        int32_t batch_invariant
-        int32_t reserved
     dlk_status_t dlk_matmul(const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
                             const dlk_matmul_params*, const dlk_launch*)
     dlk_status_t dlk_matmul_backward_a(const DLTensor*, const DLTensor*, const DLTensor*,
@@ -49,20 +37,6 @@ cdef extern from "dlkern/gemm.h" nogil:
     dlk_status_t dlk_linear_backward_weight(const DLTensor*, const DLTensor*, const DLTensor*,
                                             const DLTensor*, const dlk_linear_backward_params*,
                                             const dlk_launch*)
-
-    dlk_status_t dlk_scaled_matmul(const DLTensor*, const DLTensor*, const DLTensor*,
-                                   const DLTensor*, const DLTensor*, const DLTensor*,
-                                   const DLTensor*, const DLTensor*,
-                                   const dlk_scaled_matmul_params*, const dlk_launch*)
-    dlk_status_t dlk_grouped_matmul(const DLTensor*, const DLTensor*, const DLTensor*,
-                                    const DLTensor*, const DLTensor*,
-                                    const dlk_grouped_matmul_params*, const dlk_launch*)
-    dlk_status_t dlk_grouped_matmul_backward_a(const DLTensor*, const DLTensor*, const DLTensor*,
-                                               const DLTensor*, const dlk_grouped_matmul_params*,
-                                               const dlk_launch*)
-    dlk_status_t dlk_grouped_matmul_backward_b(const DLTensor*, const DLTensor*, const DLTensor*,
-                                               const DLTensor*, const dlk_grouped_matmul_params*,
-                                               const dlk_launch*)
 
 
 cdef int matmul_shape(const DLTensor* a, const DLTensor* b, int64_t* shape) noexcept:
@@ -245,95 +219,4 @@ def linear_backward_weight(dy, x, bint bias, bint accumulate, precision, out, ou
         with nogil:
             call.status = dlk_linear_backward_weight(tdy, tx, tdweight, tdbias, &params,
                                                      &call.launch)
-    return call.result()
-
-
-def scaled_matmul(a, b, scale_a, scale_b, bias, activation, alpha, out_dtype, scale_out,
-                  bint amax, bint batch_invariant, out, out_amax, stream):
-    """y, or (y, amax) with amax."""
-    cdef Call call = Call("scaled_matmul", stream)
-    cdef const DLTensor* ta = call.input("a", a)
-    cdef const DLTensor* tb = call.input("b", b)
-    cdef const DLTensor* tscale_a = call.optional_input("scale_a", scale_a)
-    cdef const DLTensor* tscale_b = call.optional_input("scale_b", scale_b)
-    cdef const DLTensor* tbias = call.optional_input("bias", bias)
-    cdef const DLTensor* tscale_out = call.optional_input("scale_out", scale_out)
-    cdef int64_t shape[8]
-    cdef int ndim = matmul_shape(ta, tb, shape)
-    if out_dtype is None:
-        plain = (scale_a is None and scale_b is None and bias is None and activation is None
-                 and scale_out is None and not amax and out_amax is None)
-        out_dtype = "int32" if dtype_name(ta.dtype) == "int8" and plain else "bfloat16"
-    if out_dtype not in _dtype_codes:
-        raise ValueError(f"{call.op}: out_dtype is {out_dtype!r}, expected the name of a dtype")
-    cdef const DLTensor* ty = call.output("y", out, ndim, shape, dtype_named(out_dtype))
-    cdef const DLTensor* tamax = NULL
-    if amax or out_amax is not None:
-        tamax = call.output("amax", out_amax, 0, shape, dtype_named("float32"))
-    cdef int kind = activation_of(call, activation)
-    cdef dlk_scaled_matmul_params params = dlk_scaled_matmul_params(
-        sizeof(dlk_scaled_matmul_params), kind, batch_invariant, 0, alpha_of(call, kind, alpha),
-        DLK_ACTIVATION_THRESHOLD)
-    while call.pending():
-        with nogil:
-            call.status = dlk_scaled_matmul(ta, tb, tscale_a, tscale_b, tbias, tscale_out, ty,
-                                            tamax, &params, &call.launch)
-    return call.result()
-
-
-cdef dlk_grouped_matmul_params grouped_params(Call call, object precision,
-                                              bint batch_invariant) except *:
-    return dlk_grouped_matmul_params(sizeof(dlk_grouped_matmul_params),
-                                     precision_of(call, precision), batch_invariant, 0)
-
-
-def grouped_matmul(a, b, offsets, bias, precision, bint batch_invariant, out, stream):
-    cdef Call call = Call("grouped_matmul", stream)
-    cdef const DLTensor* ta = call.input("a", a)
-    cdef const DLTensor* tb = call.input("b", b)
-    cdef const DLTensor* toffsets = call.input("offsets", offsets)
-    cdef const DLTensor* tbias = call.optional_input("bias", bias)
-    cdef int64_t shape[3]
-    cdef int ndim = 2
-    shape[0] = ta.shape[0] if ta.ndim else 0
-    shape[1] = shape[2] = tb.shape[tb.ndim - 1] if tb.ndim else 0
-    if tb.ndim == 2:
-        ndim = 3
-        shape[1] = shape[0]
-        shape[0] = toffsets.shape[0] if toffsets.ndim else 0
-    cdef const DLTensor* ty = call.output("y", out, ndim, shape, ta.dtype)
-    cdef dlk_grouped_matmul_params params = grouped_params(call, precision, batch_invariant)
-    while call.pending():
-        with nogil:
-            call.status = dlk_grouped_matmul(ta, tb, toffsets, tbias, ty, &params, &call.launch)
-    return call.result()
-
-
-def grouped_matmul_backward(dy, a, b, offsets, precision, bint batch_invariant, out, out_b,
-                            stream):
-    cdef Call call = Call("grouped_matmul_backward", stream)
-    cdef const DLTensor* tdy = call.input("dy", dy)
-    cdef const DLTensor* ta = call.input("a", a)
-    cdef const DLTensor* tb = call.input("b", b)
-    cdef const DLTensor* toffsets = call.input("offsets", offsets)
-    cdef const DLTensor* tda = call.output_like("da", out, ta)
-    cdef const DLTensor* tdb = call.output_like("db", out_b, tb)
-    cdef dlk_grouped_matmul_params params = grouped_params(call, precision, batch_invariant)
-    require_shape_of(call, "out", tda, "a", ta)
-    require_shape_of(call, "out_b", tdb, "b", tb)
-    require_disjoint(call, "out", tda, "a", ta)
-    require_disjoint(call, "out_b", tdb, "b", tb)
-    require_disjoint(call, "out_b", tdb, "out", tda)
-    while call.pending():
-        with nogil:
-            call.status = dlk_grouped_matmul_backward_a(tdy, tb, toffsets, tda, &params,
-                                                        &call.launch)
-    if call.status == DLK_SUCCESS:
-        if call.launch.flags & DLK_LAUNCH_PLAN_ONLY:
-            call.explain()
-        call.attempts = 0
-        while call.pending():
-            with nogil:
-                call.status = dlk_grouped_matmul_backward_b(tdy, ta, toffsets, tdb, &params,
-                                                            &call.launch)
     return call.result()
