@@ -13,33 +13,57 @@ DLK_HD bool scales_along_depth(const Gemm& g) {
   return g.scale_a.along_depth() || g.scale_b.along_depth();
 }
 
-// Finishes and stores an element of y; n == g.n is the sum of a row of a. Sum: float, double or
-// int32_t.
+// Finishes and stores elements of y. Sum: float, double or int32_t.
 template <class Sum>
 struct GemmEpilogue {
   using Acc = std::conditional_t<std::is_integral_v<Sum>, float, Sum>;
   const Gemm& g;
   const int64_t* at;  // of the batch item
 
+  // The element (m, n); n == g.n is the sum of row m of a.
   __device__ void operator()(int64_t m, int64_t n, Sum sum) const {
-    if (n == g.n) {
-      const int64_t i = m * g.row_sum.row;
-      const Acc row = static_cast<Acc>(sum);
-      store_as(g.row_sum, i, g.add_row_sum ? row + load_as<Acc>(g.row_sum, i) : row);
-      return;
-    }
+    if (n == g.n) return store_row_sum(m * g.row_sum.row, sum);
+    const Sum sums[1] = {sum};
+    Acc scratch[1];
+    run(m, n, 1, sums, scratch);
+  }
+
+  // The elements (m, n) to (m, n + count - 1), count <= N. scratch: N elements of this thread's own.
+  template <int N>
+  __device__ __forceinline__ void run(int64_t m, int64_t n, int count, const Sum (&sums)[N],
+                                      Acc* scratch) const {
     if constexpr (std::is_integral_v<Sum>) {
-      if (g.y.dtype == DType::kInt32) {  // exact; no more is asked for then
-        g.y.as<int32_t>()[at[3] + m * g.y.row + n * g.y.col] = sum;
-        return;
+      if (g.y.dtype == DType::kInt32) return store_exactly(m, n, count, sums);
+    }
+    Acc v[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = static_cast<Acc>(sums[i]);
+    if (!scales_along_depth(g)) {
+      const Acc of_row = g.scale_a.data ? g.scale_a.at(m, 0) : 1.0f;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        v[i] *= of_row;
+        if (g.scale_b.data && i < count) v[i] *= g.scale_b.at(n + i, 0);
       }
     }
-    Acc v = static_cast<Acc>(sum);
-    if (!scales_along_depth(g)) {
-      if (g.scale_a.data) v *= g.scale_a.at(m, 0);
-      if (g.scale_b.data) v *= g.scale_b.at(n, 0);
+    finish_run(g, {at[2], at[3], at[4], at[5], at[6]}, m, n, count, v, scratch);
+  }
+
+  __device__ void store_row_sum(int64_t to, Sum sum) const {
+    const Acc row = static_cast<Acc>(sum);
+    store_as(g.row_sum, to, g.add_row_sum ? row + load_as<Acc>(g.row_sum, to) : row);
+  }
+
+ private:
+  // int32 sums; no more is asked for then.
+  template <int N>
+  __device__ __forceinline__ void store_exactly(int64_t m, int64_t n, int count,
+                                                const Sum (&sums)[N]) const {
+    int32_t* to = g.y.as<int32_t>() + at[3] + m * g.y.row + n * g.y.col;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < count) to[i * g.y.col] = sums[i];
     }
-    finish(g, {at[2], at[3], at[4], at[5], at[6]}, m, n, v);
   }
 };
 

@@ -39,7 +39,11 @@ struct MmaArgs {
 
 // ---- Config ---------------------------------------------------------------------------------
 
-using MmaLarge = MmaTile<128, 128, 2, 2, 4, 2>;
+// Warps of 64 x 64, which read shared memory least; of 64 x 32 for tf32, whose fragments take more
+// registers to gather.
+template <class T>
+using MmaLarge = std::conditional_t<std::is_same_v<T, float>, MmaTile<128, 128, 2, 4, 4, 1>,
+                                    MmaTile<128, 128, 2, 2, 4, 2>>;
 using MmaMedium = MmaTile<64, 64, 2, 2, 4, 3>;
 using MmaSmall = MmaTile<32, 32, 2, 2, 8, 4>;
 
@@ -65,9 +69,9 @@ inline MmaConfig pick(const Gemm& g) {
            ceil_div(g.m, rows) * ceil_div(g.n, columns) * items >= multiprocessor_count();
   };
   const bool registers_for_large = g.a.dtype != DType::kFloat64 && !scales_along_depth(g);
-  if (registers_for_large && enough(MmaLarge::kM, MmaLarge::kN)) {
+  if (registers_for_large && enough(128, 128)) {
     config.tile = MmaConfig::Tile::kLarge;
-  } else if (enough(MmaMedium::kM, MmaMedium::kN)) {
+  } else if (enough(64, 64)) {
     config.tile = MmaConfig::Tile::kMedium;
   }
   return config;
@@ -188,24 +192,30 @@ __device__ __forceinline__ void finish_tile(const MmaSums<Tile, Sum>& sums, Sum*
   int64_t at[Gemm::kTensors];
   args.g.batch.offsets(w.item, at);
   const GemmEpilogue<Sum> epilogue{args.g, at};
+  constexpr int kRun = 4, kRunsOfRow = Tile::kN / kRun;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < Tile::kM * Tile::kN; i += Tile::kThreads) {
-    const int row = i / Tile::kN, col = i % Tile::kN;
+  for (int i = threadIdx.x; i < Tile::kM * kRunsOfRow; i += Tile::kThreads) {
+    const int row = i / kRunsOfRow, col = i % kRunsOfRow * kRun;
     if (w.m0 + row >= w.m_end) break;
-    if (w.n0 + col < args.g.n) epilogue(w.m0 + row, w.n0 + col, shared[place(row, col)]);
+    const int64_t left = args.g.n - w.n0 - col;
+    if (left <= 0) continue;
+    Sum* of_run = shared + place(row, col);
+    const auto run = load_vec<kRun>(of_run);
+    using Acc = typename GemmEpilogue<Sum>::Acc;
+    epilogue.run(w.m0 + row, w.n0 + col, left < kRun ? static_cast<int>(left) : kRun, run.v,
+                 reinterpret_cast<Acc*>(of_run));
   }
 }
 
 template <class Tile, class Sum>
 __device__ __forceinline__ void finish_rows(const MmaRowSums<Tile, Sum>& rows, const MmaArgs& args,
                                             const MmaWork& w) {
-  const Matrix& to = args.g.row_sum;
-  using Acc = typename GemmEpilogue<Sum>::Acc;
+  const GemmEpilogue<Sum> epilogue{args.g, nullptr};
   rows.for_each([&](int row, Sum sum) {
-    const int64_t m = w.m0 + row, at = w.item * args.row_sum_item + m * to.row;
-    if (m >= w.m_end) return;
-    const Acc v = static_cast<Acc>(sum);
-    store_as(to, at, args.g.add_row_sum ? v + load_as<Acc>(to, at) : v);
+    const int64_t m = w.m0 + row;
+    if (m < w.m_end) {
+      epilogue.store_row_sum(w.item * args.row_sum_item + m * args.g.row_sum.row, sum);
+    }
   });
 }
 
@@ -213,6 +223,8 @@ template <class Tile, class T, bool kScaled, class LoaderA, class LoaderB>
 __device__ __forceinline__ void gemm_tile(const MmaArgs& args, const MmaWork& w,
                                           unsigned char* shared) {
   using Sum = typename Mma<T>::Sum;
+  using SharedA = typename LoaderA::Shared;
+  using SharedB = typename LoaderB::Shared;
   const Gemm& g = args.g;
   int64_t at[Gemm::kTensors];
   g.batch.offsets(w.item, at);
@@ -244,9 +256,9 @@ __device__ __forceinline__ void gemm_tile(const MmaArgs& args, const MmaWork& w,
     cp_async_wait<Tile::kStages - 2>();
     __syncthreads();  // all of this stage is there, and the one before has been read
     load_next(write);
-    multiply_stage<Tile, T, typename LoaderA::Shared, typename LoaderB::Shared>(
-        kScaled ? part : sums, rows, with_rows, stage_a(read), stage_b(read), args.a.e5m2,
-        args.b.e5m2);
+    multiply_stage<Tile, T, SharedA, SharedB>(kScaled ? part : sums, stage_a(read), stage_b(read),
+                                              args.a.e5m2, args.b.e5m2);
+    if (with_rows) add_row_sums<Tile, T, SharedA>(rows, stage_a(read), args.a.e5m2);
     read = read + 1 < Tile::kStages ? read + 1 : 0;
     write = write + 1 < Tile::kStages ? write + 1 : 0;
     if constexpr (kScaled) {
@@ -369,7 +381,7 @@ void launch_mma(const Gemm& g, const Launch& launch, int64_t left, int64_t row_s
   }
   if constexpr (!std::is_same_v<T, double>) {
     if (config.tile == MmaConfig::Tile::kLarge) {
-      return launch_mma_tile<MmaLarge, T, false>(args, config, launch);
+      return launch_mma_tile<MmaLarge<T>, T, false>(args, config, launch);
     }
   }
   if (config.tile == MmaConfig::Tile::kMedium) {

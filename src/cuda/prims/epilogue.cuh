@@ -1,48 +1,86 @@
-// ops/epilogue.h on the device, element by element: for kernels that hold sums in any order.
+// ops/epilogue.h on the device, for an element or for a run of neighbours along n.
 #pragma once
 
 #include "core/activation_math.h"
 #include "core/float8.h"
 #include "cuda/prims/gpu.h"
+#include "cuda/prims/vec.cuh"
 #include "ops/epilogue.h"
 
 namespace dlkern::gpu {
 
-template <class Acc>
-__device__ Acc load_as(const Matrix& t, int64_t at) {
+// f(the matrix's data as the type that it has); that of a result may be float8 too.
+template <bool kIsResult, class F>
+__device__ __forceinline__ void with_type(const Matrix& t, F&& f) {
   switch (t.dtype) {
     case DType::kFloat64:
-      return static_cast<Acc>(t.as<const double>()[at]);
+      return f(t.as<double>());
     case DType::kFloat32:
-      return static_cast<Acc>(t.as<const float>()[at]);
+      return f(t.as<float>());
     case DType::kFloat16:
-      return static_cast<Acc>(static_cast<float>(t.as<const Half>()[at]));
+      return f(t.as<Half>());
+    case DType::kBFloat16:
+      return f(t.as<BFloat16>());
     default:
-      return static_cast<Acc>(static_cast<float>(t.as<const BFloat16>()[at]));
+      if constexpr (kIsResult) {
+        if (t.dtype == DType::kFloat8E4M3) return f(t.as<Float8E4M3>());
+        return f(t.as<Float8E5M2>());
+      }
   }
 }
 
+// The type that a value of another one is converted to T through.
+template <class T>
+using Through = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Elements from offset `at` along n, `count` of N: in one access where they lie so.
+template <int N, class Acc>
+__device__ __forceinline__ void load_run(const Matrix& t, int64_t at, int count, Acc (&v)[N]) {
+  with_type<false>(t, [&]<class T>(const T* data) {
+    data += at;
+    if (N > 1 && t.col == 1 && count == N &&
+        reinterpret_cast<uintptr_t>(data) % sizeof(Vec<T, N>) == 0) {
+      const Vec<T, N> run = load_vec<N>(data);
+#pragma unroll
+      for (int i = 0; i < N; ++i) v[i] = static_cast<Acc>(static_cast<Through<T>>(run.v[i]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        v[i] = i < count ? static_cast<Acc>(static_cast<Through<T>>(data[i * t.col])) : Acc(0);
+      }
+    }
+  });
+}
+
+template <int N, class Acc>
+__device__ __forceinline__ void store_run(const Matrix& t, int64_t at, int count,
+                                          const Acc (&v)[N]) {
+  with_type<true>(t, [&]<class T>(T* data) {
+    data += at;
+    if (N > 1 && t.col == 1 && count == N &&
+        reinterpret_cast<uintptr_t>(data) % sizeof(Vec<T, N>) == 0) {
+      Vec<T, N> run;
+#pragma unroll
+      for (int i = 0; i < N; ++i) run.v[i] = static_cast<T>(static_cast<Through<T>>(v[i]));
+      store_vec(data, run);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (i < count) data[i * t.col] = static_cast<T>(static_cast<Through<T>>(v[i]));
+      }
+    }
+  });
+}
+
+template <class Acc>
+__device__ Acc load_as(const Matrix& t, int64_t at) {
+  Acc v[1];
+  load_run(t, at, 1, v);
+  return v[0];
+}
 template <class Acc>
 __device__ void store_as(const Matrix& t, int64_t at, Acc v) {
-  switch (t.dtype) {
-    case DType::kFloat64:
-      t.as<double>()[at] = static_cast<double>(v);
-      return;
-    case DType::kFloat32:
-      t.as<float>()[at] = static_cast<float>(v);
-      return;
-    case DType::kFloat16:
-      t.as<Half>()[at] = Half(static_cast<float>(v));
-      return;
-    case DType::kFloat8E4M3:
-      t.as<Float8E4M3>()[at] = Float8E4M3(static_cast<float>(v));
-      return;
-    case DType::kFloat8E5M2:
-      t.as<Float8E5M2>()[at] = Float8E5M2(static_cast<float>(v));
-      return;
-    default:
-      t.as<BFloat16>()[at] = BFloat16(static_cast<float>(v));
-  }
+  store_run(t, at, 1, {v});
 }
 
 // amax = max(amax, |v|), NaN above all. Non-negative floats are ordered as their bits are, and a
@@ -58,24 +96,59 @@ struct EpilogueAt {
   int64_t c = 0, y = 0, pre = 0, residual = 0, saved = 0;
 };
 
-// Finishes and stores one element. Where there is an amax it was set to 0 before.
+// Finishes and stores the elements (m, n) to (m, n + count - 1), count <= N; v holds their sums.
+// Where there is an amax it was set to 0 before. `scratch`: N elements of this thread's own.
+template <int N, class Acc>
+__device__ __forceinline__ void finish_run(const Epilogue& e, const EpilogueAt& at, int64_t m,
+                                           int64_t n, int count, Acc (&v)[N], Acc* scratch) {
+  const auto offset = [&](const Matrix& t) { return m * t.row + n * t.col; };
+  Acc other[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) v[i] *= static_cast<Acc>(e.alpha);
+  if (e.beta != 0) {
+    load_run(e.c, at.c + offset(e.c), count, other);
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] += static_cast<Acc>(e.beta) * other[i];
+  }
+  if (e.pre.data) store_run(e.pre, at.pre + offset(e.pre), count, v);
+  if (e.activation != DLK_ACTIVATION_NONE) {
+    const ActivationScalars<Acc> scalars(e.activation_alpha, e.activation_threshold);
+#pragma unroll
+    for (int i = 0; i < N; ++i) scratch[i] = v[i];
+#pragma unroll 1  // one copy of the code; registers cannot be indexed
+    for (int i = 0; i < count; ++i) {
+      const int64_t to = at.saved + offset(e.saved) + i * e.saved.col;
+      scratch[i] = e.saved.data ? activate_backward(e.activation, scratch[i],
+                                                    load_as<Acc>(e.saved, to), scalars)
+                                : activate(e.activation, scratch[i], scalars);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = scratch[i];
+  }
+  if (e.residual.data) {
+    load_run(e.residual, at.residual + offset(e.residual), count, other);
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] += other[i];
+  }
+  if (e.amax) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i < count) raise_amax(e.amax, static_cast<float>(v[i]));
+    }
+  }
+  if (e.scale_y) {
+    const Acc scale = static_cast<Acc>(*e.scale_y);
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] *= scale;
+  }
+  store_run(e.y, at.y + offset(e.y), count, v);
+}
+
+// One element.
 template <class Acc>
 __device__ void finish(const Epilogue& e, const EpilogueAt& at, int64_t m, int64_t n, Acc sum) {
-  const auto offset = [&](const Matrix& t) { return m * t.row + n * t.col; };
-  Acc v = static_cast<Acc>(e.alpha) * sum;
-  if (e.beta != 0) v += static_cast<Acc>(e.beta) * load_as<Acc>(e.c, at.c + offset(e.c));
-  if (e.pre.data) store_as(e.pre, at.pre + offset(e.pre), v);
-  const ActivationScalars<Acc> scalars(e.activation_alpha, e.activation_threshold);
-  if (e.saved.data) {
-    v = activate_backward(e.activation, v, load_as<Acc>(e.saved, at.saved + offset(e.saved)),
-                          scalars);
-  } else {
-    v = activate(e.activation, v, scalars);
-  }
-  if (e.residual.data) v += load_as<Acc>(e.residual, at.residual + offset(e.residual));
-  if (e.amax) raise_amax(e.amax, static_cast<float>(v));
-  if (e.scale_y) v *= static_cast<Acc>(*e.scale_y);
-  store_as(e.y, at.y + offset(e.y), v);
+  Acc v[1] = {sum}, scratch[1];
+  finish_run(e, at, m, n, 1, v, scratch);
 }
 
 }  // namespace dlkern::gpu

@@ -230,38 +230,44 @@ __device__ __forceinline__ bool has_first_columns() {
   return threadIdx.x / 32 % Tile::kWarpsN == 0;
 }
 
-// sums += a b^T for the tiles of a stage, in the order of k; with_rows (the same for all of a
-// warp): rows += sums of a's rows.
+// sums += a b^T for the tiles of a stage, in the order of k.
 template <class Tile, class T, class SharedA, class SharedB, class Sum>
-__device__ __forceinline__ void multiply_stage(MmaSums<Tile, Sum>& sums,
-                                               MmaRowSums<Tile, Sum>& rows, bool with_rows,
-                                               const unsigned char* a, const unsigned char* b,
-                                               bool a_is_e5m2, bool b_is_e5m2) {
+__device__ __forceinline__ void multiply_stage(MmaSums<Tile, Sum>& sums, const unsigned char* a,
+                                               const unsigned char* b, bool a_is_e5m2,
+                                               bool b_is_e5m2) {
   const int warp = threadIdx.x / 32;
   const int r0 = warp / Tile::kWarpsN * Tile::kWarpM, c0 = warp % Tile::kWarpsN * Tile::kWarpN;
 #pragma unroll
   for (int step = 0; step < kTileDepthBytes / kFragmentBytes<T>; ++step) {
-    Fragment<T> x[Tile::kWarpM / 16], y[Tile::kWarpN / 16];
-#pragma unroll
-    for (int i = 0; i < Tile::kWarpM / 16; ++i) {
-      load_fragment<T, SharedA>(x[i], a, r0 + 16 * i, step, a_is_e5m2);
-    }
+    Fragment<T> y[Tile::kWarpN / 16];
 #pragma unroll
     for (int j = 0; j < Tile::kWarpN / 16; ++j) {
       load_fragment<T, SharedB>(y[j], b, c0 + 16 * j, step, b_is_e5m2);
     }
 #pragma unroll
     for (int i = 0; i < Tile::kWarpM / 16; ++i) {
+      Fragment<T> x;
+      load_fragment<T, SharedA>(x, a, r0 + 16 * i, step, a_is_e5m2);
 #pragma unroll
       for (int j = 0; j < Tile::kWarpN / 8; ++j) {
-        Mma<T>::product(sums.c[i][j], x[i], y[j / 2][j % 2], y[j / 2][j % 2 + 2]);
+        Mma<T>::product(sums.c[i][j], x, y[j / 2][j % 2], y[j / 2][j % 2 + 2]);
       }
     }
-    if (with_rows) {
+  }
+}
+
+// rows += the sums of a's rows. Fragments are loaded again, so as not to be kept for this.
+template <class Tile, class T, class SharedA, class Sum>
+__device__ __forceinline__ void add_row_sums(MmaRowSums<Tile, Sum>& rows, const unsigned char* a,
+                                             bool a_is_e5m2) {
+  const int r0 = threadIdx.x / 32 / Tile::kWarpsN * Tile::kWarpM;
 #pragma unroll
-      for (int i = 0; i < Tile::kWarpM / 16; ++i) {
-        Mma<T>::product(rows.c[i], x[i], Mma<T>::kOne, Mma<T>::kOne);
-      }
+  for (int step = 0; step < kTileDepthBytes / kFragmentBytes<T>; ++step) {
+#pragma unroll
+    for (int i = 0; i < Tile::kWarpM / 16; ++i) {
+      Fragment<T> x;
+      load_fragment<T, SharedA>(x, a, r0 + 16 * i, step, a_is_e5m2);
+      Mma<T>::product(rows.c[i], x, Mma<T>::kOne, Mma<T>::kOne);
     }
   }
 }
