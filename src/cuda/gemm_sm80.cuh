@@ -296,17 +296,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
 
 // ---- Launch ---------------------------------------------------------------------------------
 
-// The widest copies along the lines of an operand's tiles. Addresses of all of them are the
-// operand's, plus multiples of `strides`, plus whole elements along a line where it may begin
-// anywhere.
-inline int copy_width(const void* data, int size, bool neighbours, bool begins_anywhere,
-                      std::initializer_list<int64_t> strides) {
-  if (!neighbours) return 0;
-  uint64_t all = reinterpret_cast<uintptr_t>(data);
-  for (const int64_t stride : strides) all |= static_cast<uint64_t>(stride) * size;
-  if (begins_anywhere) all |= size;
+// The widest copies of which all addresses are multiples: they are the operand's, plus multiples of
+// strides whose bits `strides` has together, in bytes.
+inline int copy_width(const void* data, uint64_t strides) {
   for (const int width : {16, 8, 4}) {
-    if (all % width == 0) return width;
+    if ((reinterpret_cast<uintptr_t>(data) | strides) % width == 0) return width;
   }
   return 0;
 }
@@ -315,19 +309,21 @@ inline int copy_width(const void* data, int size, bool neighbours, bool begins_a
 inline TileSource tile_source(const Gemm& g, int operand, const Matrix& x, int64_t row,
                               int64_t rows, bool along_k) {
   const int size = static_cast<int>(dtype_size(x.dtype)), last = g.k.ndim - 1;
-  const int64_t depth = last < 0 ? 0 : g.k.stride[operand][last];
   const int64_t depths = last < 0 ? 1 : g.k.shape[last];
-  uint64_t other = 0;  // all other strides that a tile's address takes
-  if (along_k ? rows > 1 : depths > 1) other |= static_cast<uint64_t>(along_k ? row : depth);
-  for (int d = 0; d < last; ++d) other |= static_cast<uint64_t>(g.k.stride[operand][d]);
-  for (int d = 0; d < g.batch.ndim; ++d) other |= static_cast<uint64_t>(g.batch.stride[operand][d]);
+  const int64_t depth = depths == 1 ? 0 : g.k.stride[operand][last];
+  if (rows == 1) row = 0;  // addresses of rows that do not exist must be aligned, too
+  const bool neighbours = along_k ? depth == 1 || depths == 1 : row == 1 || rows == 1;
+  uint64_t strides = static_cast<uint64_t>(along_k ? row : depth);  // but the one along lines
+  for (int d = 0; d < last; ++d) strides |= static_cast<uint64_t>(g.k.stride[operand][d]);
+  for (int d = 0; d < g.batch.ndim; ++d) {
+    strides |= static_cast<uint64_t>(g.batch.stride[operand][d]);
+  }
   const Groups::Along cut = g.groups.along;
   const bool begins_anywhere =
       along_k ? cut == Groups::Along::kDepth : cut == Groups::Along::kRows && operand == 0;
-  const bool neighbours = along_k ? depth == 1 || depths == 1 : row == 1 || rows == 1;
+  if (begins_anywhere) strides |= 1;
   return {x.as<const char>(), row * size, depth * size,
-          copy_width(x.data, size, neighbours, begins_anywhere, {static_cast<int64_t>(other)}),
-          x.dtype == DType::kFloat8E5M2};
+          neighbours ? copy_width(x.data, strides * size) : 0, x.dtype == DType::kFloat8E5M2};
 }
 
 // g in a batch of parts of a sum over `left` (products_of_parts) or, with INT64_MAX, as it is.
