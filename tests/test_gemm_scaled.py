@@ -74,6 +74,14 @@ def test_every_code_is_read_exactly(backend, dtype):
     one = backend.array(np.ones((1, 1), numpy_dtype("float8_e5m2")))
     y = dlkern.scaled_matmul(backend.array(codes), one, out_dtype="float32")
     np.testing.assert_array_equal(backend.numpy(y), float64(codes))
+    # As a row, where neighbours in memory are read together.
+    finite = np.isfinite(float64(codes))[:, 0]
+    for row in (codes[finite].T.copy(), codes[~finite].T.copy()):
+        each = rounded(np.eye(row.size), dtype)
+        with np.errstate(invalid="ignore"):
+            expected = float64(row) @ float64(each)
+        y = dlkern.scaled_matmul(backend.array(row), backend.array(each), out_dtype="float32")
+        np.testing.assert_array_equal(backend.numpy(y), expected)
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)

@@ -64,6 +64,7 @@ void PanelList::list_groups(const Gemm& g) {
 namespace {
 
 constexpr int64_t kPiece = kScaleDepth;  // of k, where an operand is converted
+constexpr int64_t kThinRows = 4, kThinPiece = 16 * kScaleDepth;
 
 // Part of an operand as [r][k] (along_k) or [k][r], rows of it `ld` apart.
 template <class Acc>
@@ -85,6 +86,7 @@ class Operand {
   }
 
   bool is_direct() const { return direct_; }
+  bool runs_along_k() const { return std::abs(k_) <= std::abs(row_); }
   void reserve(int64_t elements) { buffer_.reset(new Acc[std::max<int64_t>(elements, 1)]); }
 
   // Where it lies, or in the buffer.
@@ -94,7 +96,7 @@ class Operand {
       if (is_blas_layout(rows, depth, row_, k_)) return {data, rows == 1 ? depth : row_, true};
       return {data, depth == 1 ? rows : k_, false};
     }
-    const bool along_k = std::abs(k_) <= std::abs(row_);
+    const bool along_k = runs_along_k();
     const int64_t ld = along_k ? depth : rows, count = along_k ? rows : depth;
     for (int64_t i = 0; i < count; ++i) {
       load(along_k, at, along_k ? r + i : r, along_k ? k : k + i, ld, buffer_.get() + i * ld);
@@ -102,24 +104,30 @@ class Operand {
     return {buffer_.get(), ld, along_k};
   }
 
+  // As [r][k], always in the buffer.
+  const Acc* rows_along_k(int64_t at, int64_t r, int64_t rows, int64_t k, int64_t depth) {
+    for (int64_t i = 0; i < rows; ++i) {
+      load(true, at, r + i, k, depth, buffer_.get() + i * depth);
+    }
+    return buffer_.get();
+  }
+
   // Packed as ordered_gemm() wants it: [rows / width][depth][width], padded with zeros.
   const Acc* pack(int64_t at, int64_t r, int64_t rows, int64_t k, int64_t depth, int64_t width,
                   Acc* span) {
     Acc* out = buffer_.get();
     std::fill_n(out, ceil_div(rows, width) * width * depth, Acc(0));
-    const auto to = [&](int64_t i, int64_t l) {
-      return out + i / width * width * depth + l * width + i % width;
-    };
-    if (std::abs(k_) <= std::abs(row_)) {
+    if (runs_along_k()) {
       for (int64_t i = 0; i < rows; ++i) {
         load(true, at, r + i, k, depth, span);
-        for (int64_t l = 0; l < depth; ++l) *to(i, l) = span[l];
+        Acc* to = out + i / width * width * depth + i % width;
+        for (int64_t l = 0; l < depth; ++l) to[l * width] = span[l];
       }
     } else {
       for (int64_t l = 0; l < depth; ++l) {
         load(false, at, r, k + l, rows, span);
         for (int64_t i = 0; i < rows; i += width) {
-          std::copy_n(span + i, std::min(width, rows - i), to(i, l));
+          std::copy_n(span + i, std::min(width, rows - i), out + i * depth + l * width);
         }
       }
     }
@@ -157,16 +165,19 @@ class Worker {
         b_(g.b, g.scale_b, g.b.col, inner_stride(g, 1), cols, inner_),
         finish_(g, cols),
         ordered_(g.batch_invariant),
-        raw_(ordered_ || g.is_scaled()) {
+        thin_(rows <= kThinRows && !ordered_ && !b_.is_direct() && b_.runs_along_k()),
+        raw_(ordered_ || thin_ || g.is_scaled()) {
     constexpr DType kAcc = sizeof(Acc) == 8 ? DType::kFloat64 : DType::kFloat32;
     // A residual in y itself would be lost.
     in_place_ = g.y.dtype == kAcc && !raw_ && g.residual.data != g.y.data &&
                 Operand<Acc>::is_blas_layout(rows, cols, g.y.row, g.y.col);
-    piece_ = a_.is_direct() && b_.is_direct() && !ordered_ ? inner_ : std::min(inner_, kPiece);
+    piece_ = thin_                                           ? std::min(inner_, kThinPiece)
+             : a_.is_direct() && b_.is_direct() && !ordered_ ? inner_
+                                                             : std::min(inner_, kPiece);
     rows_ = ceil_div(rows, kOrderedRows) * kOrderedRows;
     cols_ = ceil_div(cols, kOrderedCols) * kOrderedCols;
-    if (!a_.is_direct() || ordered_) a_.reserve(rows_ * piece_);
-    if (!b_.is_direct() || ordered_) b_.reserve(cols_ * piece_);
+    if (!a_.is_direct() || raw_) a_.reserve(rows_ * piece_);
+    if (!b_.is_direct() || ordered_) b_.reserve((thin_ ? 1 : cols_) * piece_);
     if (!in_place_) panel_.reset(new Acc[rows_ * cols_ + 1]);
     if (ordered_) span_.reset(new Acc[std::max({rows_, cols_, piece_, int64_t{1}})]);
   }
@@ -179,7 +190,13 @@ class Worker {
     const int64_t ld = in_place_ ? (p.rows > 1 ? g_.y.row : p.cols) : cols_;
     if (raw_) {
       std::fill_n(panel, rows_ * cols_, Acc(0));
-      ordered_ ? multiply_in_order(p, at) : multiply(p, at, Acc(1), Acc(1), panel, ld);
+      if (ordered_) {
+        multiply_in_order(p, at);
+      } else if (thin_) {
+        multiply_thin(p, at);
+      } else {
+        multiply(p, at, Acc(1), Acc(1), panel, ld);
+      }
     } else {
       multiply(p, at, static_cast<Acc>(g_.alpha), begin(p, at, panel, ld), panel, ld);
     }
@@ -238,11 +255,25 @@ class Worker {
     });
   }
 
+  // A few rows, with b to be converted: each row of b^T meets them while it is in the fastest cache.
+  void multiply_thin(const Panel& p, const int64_t (&at)[Gemm::kTensors]) {
+    for_each_piece(p, at, [&](int64_t a_at, int64_t b_at, int64_t k, int64_t depth) {
+      const Acc* x = a_.rows_along_k(a_at, p.i0, p.rows, k, depth);
+      for (int64_t j = 0; j < p.cols; ++j) {
+        const Acc* y = b_.rows_along_k(b_at, p.j0 + j, 1, k, depth);
+        for (int64_t i = 0; i < p.rows; ++i) {
+          panel_[i * cols_ + j] += dot(depth, x + i * depth, y);
+        }
+      }
+    });
+  }
+
   const Gemm& g_;
   int64_t inner_;
   Operand<Acc> a_, b_;
   Finish<Acc> finish_;
-  bool ordered_, raw_;  // raw: factors, alpha and c are left to the end
+  bool ordered_, thin_;
+  bool raw_;  // factors, alpha and c are left to the end
   bool in_place_;
   int64_t piece_, rows_, cols_;  // rows_ and cols_: of the panel's buffer
   std::unique_ptr<Acc[]> panel_, span_;

@@ -156,6 +156,10 @@ void ordered_gemm(int64_t m, int64_t n, int64_t k, const float* a, const float* 
 void ordered_gemm(int64_t m, int64_t n, int64_t k, const double* a, const double* b, double* c,
                   int64_t ldc);
 
+// sum_k a[k] b[k], in an order that depends on k alone.
+float dot(int64_t k, const float* a, const float* b);
+double dot(int64_t k, const double* a, const double* b);
+
 // gemm_int8.cpp: exact sums in int32.
 void run_int8(const Gemm& g);
 

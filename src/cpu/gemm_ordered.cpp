@@ -54,7 +54,27 @@ void ordered(int64_t m, int64_t n, int64_t k, const T* a, const T* b, T* c, int6
   }
 }
 
+template <class T>
+T dot_product(int64_t k, const T* a, const T* b) {
+  using V = Vector<T>;
+  constexpr int kSums = 4;
+  const auto at = [](const T* x) { return *reinterpret_cast<const typename V::unaligned*>(x); };
+  typename V::type sum[kSums] = {};
+  int64_t i = 0;
+  for (; i + kSums * V::kLanes <= k; i += kSums * V::kLanes) {
+    for (int v = 0; v < kSums; ++v) sum[v] += at(a + i + v * V::kLanes) * at(b + i + v * V::kLanes);
+  }
+  const typename V::type all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  T total = 0;
+  for (int64_t l = 0; l < V::kLanes; ++l) total += all[l];
+  for (; i < k; ++i) total += a[i] * b[i];
+  return total;
+}
+
 }  // namespace
+
+float dot(int64_t k, const float* a, const float* b) { return dot_product(k, a, b); }
+double dot(int64_t k, const double* a, const double* b) { return dot_product(k, a, b); }
 
 void ordered_gemm(int64_t m, int64_t n, int64_t k, const float* a, const float* b, float* c,
                   int64_t ldc) {

@@ -24,10 +24,42 @@ const std::array<float, 256>& float8_values() {
   return values;
 }
 
+#if defined(__AVX2__) && defined(__F16C__)
+// The same of 16 codes, as binary16 numbers of which the result is `scale` times as large: e5m2 is
+// its upper half, and e4m3 has its mantissa and another bias.
+inline __m256i float8_as_half(const Float8E5M2*, __m256i codes, float* scale) {
+  *scale = 1;
+  return _mm256_slli_epi16(codes, 8);
+}
+inline __m256i float8_as_half(const Float8E4M3*, __m256i codes, float* scale) {
+  *scale = 256;
+  const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+  const __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(codes, magnitude), 8);
+  const __m256i is_nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+  const __m256i nan = _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00));
+  return _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
+}
+#endif
+
 template <class T, class Acc>
 void load_float8_span(const T* src, int64_t stride, int64_t n, Acc* dst) {
+  int64_t i = 0;
+#if defined(__AVX2__) && defined(__F16C__)
+  if constexpr (std::is_same_v<Acc, float>) {
+    for (; stride == 1 && i + 16 <= n; i += 16) {
+      float scale;
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i));
+      const __m256i half = float8_as_half(src, _mm256_cvtepu8_epi16(bytes), &scale);
+      const __m256 factor = _mm256_set1_ps(scale);
+      const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+      const __m256 high = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+      _mm256_storeu_ps(dst + i, _mm256_mul_ps(low, factor));
+      _mm256_storeu_ps(dst + i + 8, _mm256_mul_ps(high, factor));
+    }
+  }
+#endif
   const float* values = float8_values<T>().data();
-  for (int64_t i = 0; i < n; ++i) dst[i] = values[src[i * stride].bits];
+  for (; i < n; ++i) dst[i] = values[src[i * stride].bits];
 }
 
 // dst[i] = element i * stride of the array of `dtype` at `data`, i < n. Floating or float8.
