@@ -42,9 +42,9 @@ def refill(op, gpu, arrays, seed):
 def test_frameworks_give_the_same_bits(gpu, op, framework, dtype):
     if framework == "jax" and op.inout:
         pytest.skip("JAX arrays are never written")
-    if framework == "cupy" and dtype == "bfloat16":
-        pytest.skip("CuPy has no bfloat16")
     values = op.make(dtype)
+    if framework == "cupy" and any(a.dtype.isbuiltin != 1 for a in values.values()):
+        pytest.skip("CuPy has no bfloat16 and no float8")
     expected = [bits(gpu.raw(r)) for r in op.call(upload(op, gpu, dtype=dtype))]
     arrays = {name: to_framework(framework, a, True) for name, a in values.items()}
     results = op.call(arrays)

@@ -341,6 +341,7 @@ def f(*shape):
         ((e(2, 3), e(3, 4)), {"activation": "swish"}, ValueError, "activation is 'swish'"),
         ((e(2, 3), e(3, 4)), {"scale_out": f(2)}, ValueError, r"scale_out.shape is \[2\]"),
         ((e(2, 3), e(3, 4)), {"out_amax": f(2)}, ValueError, r"out_amax.shape is \[2\]"),
+        ((e(2, 3), e(3, 4)), {"amax": f()}, TypeError, "amax is .*, expected True or False"),
         ((e(2, 3), e(3, 4)), {"out": f(2, 3)}, ValueError, r"out.shape is \[2, 3\]"),
     ],
 )  # fmt: skip

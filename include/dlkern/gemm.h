@@ -42,7 +42,7 @@ DLK_API dlk_status_t dlk_matmul(const DLTensor* a, const DLTensor* b, const DLTe
 
 /* Gradients of y = alpha a b: da = alpha dy b^T and db = alpha a^T dy, each of the shape of its
  * operand and summed over the batch dimensions along which that was broadcast. Where a or b is a
- * vector, so is its gradient. params: precision and alpha. */
+ * vector, so is its gradient. params: precision and alpha; batch_invariant of da. */
 DLK_API dlk_status_t dlk_matmul_backward_a(const DLTensor* dy, const DLTensor* b,
                                            const DLTensor* da, const dlk_matmul_params* params,
                                            const dlk_launch* launch);

@@ -13,9 +13,12 @@ cdef extern from "dlkern/gemm.h" nogil:
 
 
 def scaled_matmul(a, b, scale_a, scale_b, bias, activation, alpha, out_dtype, scale_out,
-                  bint amax, bint batch_invariant, out, out_amax, stream):
+                  amax, bint batch_invariant, out, out_amax, stream):
     """y, or (y, amax) with amax."""
     cdef Call call = Call("scaled_matmul", stream)
+    if amax is not True and amax is not False:
+        raise TypeError(f"{call.op}: amax is {type(amax).__name__}, expected True or False; "
+                        "out_amax receives the number")
     cdef const DLTensor* ta = call.input("a", a)
     cdef const DLTensor* tb = call.input("b", b)
     cdef const DLTensor* tscale_a = call.optional_input("scale_a", scale_a)

@@ -153,10 +153,35 @@ static void test_errors(void) {
   EXPECT(strcmp(dlk_status_string(DLK_INVALID_ARGUMENT), "DLK_INVALID_ARGUMENT") == 0);
 }
 
+/* Products of int8 with a factor, and of groups of rows. */
+static void test_matmul(void) {
+  int8_t a[4] = {1, 2, 3, 4}, b[4] = {5, 6, 7, 8};
+  float factor = 0.5f, y[4] = {0};
+  int64_t square[2] = {2, 2}, one[1] = {1};
+  DLTensor ta = cpu_tensor((float*)(void*)a, 2, square),
+           tb = cpu_tensor((float*)(void*)b, 2, square);
+  DLTensor tfactor = cpu_tensor(&factor, 1, one), ty = cpu_tensor(y, 2, square);
+  ta.dtype.code = tb.dtype.code = kDLInt;
+  ta.dtype.bits = tb.dtype.bits = 8;
+  EXPECT(dlk_scaled_matmul(&ta, &tb, &tfactor, NULL, NULL, NULL, &ty, NULL, NULL, NULL) ==
+         DLK_SUCCESS);
+  EXPECT(close_to(y[0], 9.5) && close_to(y[3], 25));
+
+  float rows[3] = {1, 2, 3}, weights[2] = {10, 100}, out[3] = {-1, -1, -1};
+  int32_t ends[2] = {1, 2};
+  int64_t packed[2] = {3, 1}, groups[3] = {2, 1, 1}, two[1] = {2};
+  DLTensor trows = cpu_tensor(rows, 2, packed), tweights = cpu_tensor(weights, 3, groups);
+  DLTensor tends = cpu_tensor((float*)(void*)ends, 1, two), tout = cpu_tensor(out, 2, packed);
+  tends.dtype.code = kDLInt;
+  EXPECT(dlk_grouped_matmul(&trows, &tweights, &tends, NULL, &tout, NULL, NULL) == DLK_SUCCESS);
+  EXPECT(out[0] == 10 && out[1] == 200 && out[2] == -1);
+}
+
 int main(void) {
   test_version();
   test_softmax();
   test_conv();
+  test_matmul();
   test_tuning();
   test_errors();
   if (failures == 0) puts("ok");
