@@ -144,7 +144,14 @@ class Operand {
   void load(bool along_k, int64_t at, int64_t r, int64_t k, int64_t n, Acc* out) const {
     load_any_span(t_.dtype, t_.data, at + r * row_ + k * k_, along_k ? k_ : row_, n, out);
     if (!scale_.along_depth()) return;
-    for (int64_t i = 0; i < n; ++i) out[i] *= along_k ? scale_.at(r, k + i) : scale_.at(r + i, k);
+    if (!along_k) {
+      for (int64_t i = 0; i < n; ++i) out[i] *= scale_.at(r + i, k);
+      return;
+    }
+    for (int64_t i = 0; i < n;) {
+      const int64_t end = std::min(n, ((k + i) / kScaleDepth + 1) * kScaleDepth - k);
+      for (const Acc factor = scale_.at(r, k + i); i < end; ++i) out[i] *= factor;
+    }
   }
 
   Matrix t_;

@@ -17,7 +17,8 @@ struct Scale {
 
   DLK_HD bool along_depth() const { return data && depth != 0; }
   DLK_HD float at(int64_t r, int64_t k) const {
-    return data[r / rows * row + k / kScaleDepth * depth];
+    const int64_t group = rows == 1 ? r : r / kScaleDepth;  // no division by a variable
+    return data[group * row + k / kScaleDepth * depth];
   }
 };
 
