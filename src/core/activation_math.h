@@ -1,11 +1,11 @@
 // The formulas of the activations, for every backend and for the epilogues of other ops.
 //
-// A Math policy gives exp, expm1, log1p, tanh and normal for float and double: LibraryMath here
-// (the C library's, or the device's), cpu::VectorMath in cpu/prims/vmath.h for loops that are to be
+// A Math policy gives reciprocal, exp, expm1, log1p, tanh and normal for float and double: LibraryMath here
+// (the C library's, or the device's), FastMath in core/fast_math.h for loops that are to be
 // vectorised. In a loop, hoist the choice of the activation out of it:
 //
 //     dispatch_activation(kind, [&]<dlk_activation kKind>() {
-//       for (...) y[i] = activation_forward<kKind, VectorMath>(x[i], scalars);
+//       for (...) y[i] = activation_forward<kKind, FastMath>(x[i], scalars);
 //     });
 //
 // Where exp is used its argument is never positive, so that nothing overflows, and 1 - tanh and the
@@ -44,6 +44,10 @@ struct Normal {
 };
 
 struct LibraryMath {
+  template <class T>
+  static DLK_HD T reciprocal(T x) {
+    return 1 / x;
+  }
   static DLK_HD float exp(float x) { return ::expf(x); }
   static DLK_HD double exp(double x) { return ::exp(x); }
   static DLK_HD float fma(float x, float y, float z) { return ::fmaf(x, y, z); }
@@ -96,7 +100,7 @@ struct Logistic {
 template <class Math, class T>
 DLK_HD Logistic<T> logistic(T x) {
   const T e = Math::exp(-absolute(x));
-  const T r = 1 / (1 + e);
+  const T r = Math::reciprocal(1 + e);
   return {x < 0 ? e * r : r, e * r * r};
 }
 

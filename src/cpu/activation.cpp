@@ -1,8 +1,8 @@
 // Activations on the CPU: spans in parallel, one vectorised loop per activation.
 #include "ops/activation.h"
 
+#include "core/fast_math.h"
 #include "cpu/prims/spans.h"
-#include "cpu/prims/vmath.h"
 
 namespace dlkern {
 namespace {
@@ -11,13 +11,13 @@ using namespace cpu;
 
 template <dlk_activation kKind, class Acc>
 void forward_span(int64_t n, Acc* y, const Acc* x, ActivationScalars<Acc> s) {
-  DLK_SIMD for (int64_t i = 0; i < n; ++i) y[i] = activation_forward<kKind, VectorMath>(x[i], s);
+  DLK_SIMD for (int64_t i = 0; i < n; ++i) y[i] = activation_forward<kKind, FastMath>(x[i], s);
 }
 
 template <dlk_activation kKind, class Acc>
 void backward_span(int64_t n, Acc* dx, const Acc* dy, const Acc* x, ActivationScalars<Acc> s) {
   DLK_SIMD for (int64_t i = 0; i < n; ++i) {
-    dx[i] = activation_backward<kKind, VectorMath>(dy[i], x[i], s);
+    dx[i] = activation_backward<kKind, FastMath>(dy[i], x[i], s);
   }
 }
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "core/activation_math.h"
+#include "core/fast_math.h"
 #include "cpu/prims/any_dtype.h"
 #include "cpu/prims/blas.h"
 #include "cpu/prims/parallel.h"
-#include "cpu/prims/vmath.h"
 #include "ops/gemm.h"
 
 namespace dlkern::cpu {
@@ -119,12 +119,12 @@ class Finish {
       if (saved) {
 #pragma omp simd
         for (int64_t j = 0; j < n; ++j) {
-          row[j] = activation_backward<kKind, VectorMath>(row[j], saved[j], scalars);
+          row[j] = activation_backward<kKind, FastMath>(row[j], saved[j], scalars);
         }
       } else {
 #pragma omp simd
         for (int64_t j = 0; j < n; ++j) {
-          row[j] = activation_forward<kKind, VectorMath>(row[j], scalars);
+          row[j] = activation_forward<kKind, FastMath>(row[j], scalars);
         }
       }
     });

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/fast_math.h"
 #include "core/index.h"
 #include "core/mixed.h"
 #include "cpu/prims/blocks.h"
@@ -15,7 +16,6 @@
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/reduce.h"
 #include "cpu/prims/spans.h"
-#include "cpu/prims/vmath.h"
 
 namespace dlkern {
 namespace {

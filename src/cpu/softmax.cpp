@@ -3,11 +3,11 @@
 // scale). Rows along a strided axis are gathered into the same buffer.
 #include "ops/softmax.h"
 
+#include "core/fast_math.h"
 #include "core/index.h"
 #include "cpu/prims/convert.h"
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/reduce.h"
-#include "cpu/prims/vmath.h"
 
 namespace dlkern {
 namespace {

@@ -1,4 +1,5 @@
-// exp and friends in a form that compilers vectorise (no calls, no branches).
+// exp and friends within a few ulp and without calls or branches: compilers vectorise them on a CPU,
+// and on a GPU the elements that a thread holds are computed side by side.
 #pragma once
 
 #include <cmath>
@@ -7,12 +8,30 @@
 #include "core/activation_math.h"
 #include "core/float16.h"
 
-namespace dlkern::cpu {
+namespace dlkern {
+
+// 1 / x: within 1 ulp on a GPU (0 beyond 2^126), exact rounding elsewhere.
+DLK_HD float reciprocal_fast(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fdividef(1.0f, x);
+#else
+  return 1.0f / x;
+#endif
+}
+DLK_HD double reciprocal_fast(double x) { return 1.0 / x; }
 
 // e^x within 1.5 ulp for -104 <= x <= 89: 0 below the subnormals, inf above, NaN for NaN.
 // Method: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r, and 2^n by the exponent bits in
 // two steps so that subnormal results round once.
-inline float exp_bounded(float x) {
+DLK_HD float exp_bounded(float x) {
+#if defined(__CUDA_ARCH__)
+  // The hardware's 2^t; what is lost in t = x / ln 2 is a factor near 1. (2 ulp, subnormals are 0.)
+  const float t = x * 1.44269504f;
+  const float lost = fmaf(x, 1.44269504f, -t) + x * 1.92596299e-8f;
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(t));
+  return fmaf(power, 0.693147181f * lost, power);
+#else
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float shifted = x * 1.44269504f + kMagic;
   const float n = shifted - kMagic;
@@ -28,16 +47,17 @@ inline float exp_bounded(float x) {
   const float s1 = bit_cast_to<float>((half + 127) << 23);
   const float s2 = bit_cast_to<float>((k - half + 127) << 23);
   return q * s1 * s2;  // NaN if x is
+#endif
 }
 // The same for any x.
-inline float exp_fast(float x) {
+DLK_HD float exp_fast(float x) {
   return exp_bounded(x < -104.0f ? -104.0f : (x > 89.0f ? 89.0f : x));
 }
-inline double exp_fast(double x) { return std::exp(x); }
+DLK_HD double exp_fast(double x) { return ::exp(x); }
 
 // e^x - 1 within 2 ulp. Method as above: 2^n (e^r - 1) + (2^n - 1), with half of 2^n so that the
 // largest finite results do not overflow on the way.
-inline float expm1_fast(float x) {
+DLK_HD float expm1_fast(float x) {
   const float clamped = x < -18.0f ? -18.0f : (x > 89.0f ? 89.0f : x);
   constexpr float kMagic = 12582912.0f;
   const float shifted = clamped * 1.44269504f + kMagic;
@@ -53,13 +73,13 @@ inline float expm1_fast(float x) {
   const float half_scale = bit_cast_to<float>((k + 126) << 23);
   return 2.0f * (p * half_scale + (half_scale - 0.5f));  // NaN if x is
 }
-inline double expm1_fast(double x) { return std::expm1(x); }
+DLK_HD double expm1_fast(double x) { return ::expm1(x); }
 
 // log(1 + x) within 2 ulp; -inf at -1, NaN below. Method: 1 + x rounds to u = 2^k m with m near 1;
 // log u by a polynomial in m - 1, and what the rounding lost, divided by u, is added.
-inline float log1p_fast(float x) {
+DLK_HD float log1p_fast(float x) {
   const float u = 1.0f + x;
-  const float lost = (x - (u - 1.0f)) / u;
+  const float lost = (x - (u - 1.0f)) * reciprocal_fast(u);
   const int32_t bits = bit_cast_to<int32_t>(u) - 0x3f3504f3;  // sqrt(1/2)
   const float k = static_cast<float>(bits >> 23);
   const float f = bit_cast_to<float>((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
@@ -77,21 +97,21 @@ inline float log1p_fast(float x) {
   const float special = x == -1.0f ? -INFINITY : (x > 0 ? x : NAN);
   return x > -1.0f && x < INFINITY ? y : special;
 }
-inline double log1p_fast(double x) { return std::log1p(x); }
+DLK_HD double log1p_fast(double x) { return ::log1p(x); }
 
 // Within 3 ulp: -t / (2 + t), t = e^(-2|x|) - 1.
-inline float tanh_fast(float x) {
-  const float t = expm1_fast(-2.0f * std::fabs(x));
-  return std::copysign(t / (2.0f + t), x);
+DLK_HD float tanh_fast(float x) {
+  const float t = expm1_fast(-2.0f * ::fabsf(x));
+  return ::copysignf(t * reciprocal_fast(2.0f + t), x);
 }
-inline double tanh_fast(double x) { return std::tanh(x); }
+DLK_HD double tanh_fast(double x) { return ::tanh(x); }
 
 // The normal distribution, both values within 7 ulp, also where they are tiny. Method: the tail
 // beyond |x| is e^(-x^2 / 2) times a slowly falling function, which is a polynomial in
 // 1 / (1 + 0.3 |x|). The rounding error of x^2 is made good.
-inline Normal<float> normal_fast(float x) {
-  const float a = std::fabs(x) > 14.4f ? 14.4f : std::fabs(x);  // keeps NaN
-  const float t = 1.0f / (1.0f + 0.3f * a);
+DLK_HD Normal<float> normal_fast(float x) {
+  const float a = ::fabsf(x) > 14.4f ? 14.4f : ::fabsf(x);  // keeps NaN
+  const float t = reciprocal_fast(1.0f + 0.3f * a);
   float p = -2.06234697e-2f;
   p = p * t + 1.12435617e-1f;
   p = p * t - 2.28213608e-1f;
@@ -103,35 +123,39 @@ inline Normal<float> normal_fast(float x) {
   p = p * t + 1.19571814e-1f;
   p = p * t + 1.19686690e-1f;
   const float square = a * a;
-  const float lost = std::fma(a, a, -square);
+  const float lost = ::fmaf(a, a, -square);
   const float e = exp_bounded(-0.5f * square) * (1.0f - 0.5f * lost);
   const float tail = p * t * e;
   return {x < 0 ? tail : 1.0f - tail, 0.398942280f * e};
 }
-inline Normal<double> normal_fast(double x) { return LibraryMath::normal(x); }
+DLK_HD Normal<double> normal_fast(double x) { return LibraryMath::normal(x); }
 
 // The Math policy of core/activation_math.h for loops that are to be vectorised.
-struct VectorMath {
+struct FastMath {
   template <class T>
-  static T exp(T x) {
+  static DLK_HD T reciprocal(T x) {
+    return reciprocal_fast(x);
+  }
+  template <class T>
+  static DLK_HD T exp(T x) {
     return exp_fast(x);
   }
   template <class T>
-  static T expm1(T x) {
+  static DLK_HD T expm1(T x) {
     return expm1_fast(x);
   }
   template <class T>
-  static T log1p(T x) {
+  static DLK_HD T log1p(T x) {
     return log1p_fast(x);
   }
   template <class T>
-  static T tanh(T x) {
+  static DLK_HD T tanh(T x) {
     return tanh_fast(x);
   }
   template <class T>
-  static Normal<T> normal(T x) {
+  static DLK_HD Normal<T> normal(T x) {
     return normal_fast(x);
   }
 };
 
-}  // namespace dlkern::cpu
+}  // namespace dlkern
