@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     workspace_bytes: int
     #: Under which a choice of configuration is kept; "" where there is nothing to choose.
     tuning_key: str
-    #: The configurations that :func:`dlkern.autotune` would time, best guess first.
+    #: The configurations that :func:`dlkern.autotune` would time, the one that a call uses first.
     candidates: tuple[str, ...]
     #: Index of the GPU, None for the CPU.
     device: int | None
@@ -29,7 +29,8 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         lines = self.explanation.rstrip().replace("\n", "\n    ")
-        return f"{self.op}\n    {lines}"
+        chosen = f"\n    configuration: {self.candidates[0]}" if self.candidates else ""
+        return f"{self.op}\n    {lines}{chosen}"
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Plan]:

@@ -295,7 +295,6 @@ def test_linear_with_bias_and_activation(backend, dtype, rng, activation):
     np.testing.assert_array_equal(backend.raw(alone), backend.raw(y))
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize("activation", [None, "gelu", "relu"])
 @pytest.mark.parametrize("shape", [(3, 11, 37), (11, 37), (3, 1, 37), (37,), (3, 11, 1), (1,), ()])
 def test_residual(backend, dtype, rng, activation, shape):
@@ -420,7 +419,6 @@ def test_long_sums_are_cut_into_parts(gpu, dtype, rng):
     assert not plan.implementation.endswith("split_k")
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name])
 def test_gradient_through_the_activation_below(backend, dtype, rng, activation):
     """The fused gradient is that of the layer followed by that of the activation."""

@@ -60,7 +60,8 @@ def check_8bit(backend, choose, rng, kind, a, b, layouts):
     of_a = rng.uniform(0.5, 2, (m,)).astype("f4")
     dlkern.scaled_matmul(*xs, backend.array(of_a), out=y)
     expected, scale = product(float64(a) * of_a[:, None], b)
-    assert_close(backend.numpy(y), expected, "bfloat16", "matmul", scale=scale)
+    op = "matmul_float8" if backend.is_gpu else "matmul"
+    assert_close(backend.numpy(y), expected, "bfloat16", op, scale=scale)
 
 
 def fuzz(backend, triples):
@@ -196,4 +197,4 @@ def test_1000_repetitions_of_gradients_and_of_amax(gpu):
     first = call()
     for _ in range(1000):
         assert all(torch.equal(y, f) for y, f in zip(call(), first, strict=True))
-    assert first[3].item() == pytest.approx((a.double() @ b.double()).abs().max().item(), rel=1e-5)
+    assert first[3].item() == pytest.approx((a.double() @ b.double()).abs().max().item(), rel=1e-3)

@@ -18,6 +18,9 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 OUTPUTS = ("float32", "float16", "bfloat16")
 PAIRS = tuple(itertools.product(FLOAT8, FLOAT8))
 
+# Tolerance on the CPU and on a GPU.
+MATMUL = ("matmul", "matmul_float8")
+
 
 def float8(rng, shape, dtype="float8_e4m3fn"):
     return rounded(rng.standard_normal(shape), dtype)
@@ -139,7 +142,7 @@ def test_factors_of_every_kind(backend, rng, kind_a, kind_b):
             *map(backend.array, (a, b, of_a, of_b)), out_dtype="float32"
         )  # fmt: skip
         expected, scale = product(a, b, of_a, of_b)
-        assert_close(backend.numpy(y), expected, "float32", "matmul", scale=scale)
+        assert_close(backend.numpy(y), expected, "float32", MATMUL[backend.is_gpu], scale=scale)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -149,7 +152,7 @@ def test_layouts_of_operands_factors_and_results(backend, rng, layout):
     expected, scale = product(a, b, of_a, of_b)
     y = backend.empty((34, 41), "float32", layout)
     dlkern.scaled_matmul(*(backend.array(v, layout) for v in (a, b, of_a, of_b)), out=y)
-    assert_close(backend.numpy(y), expected, "float32", "matmul", scale=scale)
+    assert_close(backend.numpy(y), expected, "float32", MATMUL[backend.is_gpu], scale=scale)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -167,7 +170,7 @@ def test_random_shapes(backend, seed):
             backend.array(of_b), out=y,
         )  # fmt: skip
         expected, scale = product(a, b, of_a, of_b) if k else (np.zeros((m, n)), np.zeros((m, n)))
-        assert_close(backend.numpy(y), expected, "float32", "matmul", scale=scale)
+        assert_close(backend.numpy(y), expected, "float32", MATMUL[backend.is_gpu], scale=scale)
 
 
 def test_rows_go_before_blocks(backend, rng):
@@ -177,7 +180,9 @@ def test_rows_go_before_blocks(backend, rng):
         scale = np.full(shape, 3, "float32")
         y = dlkern.scaled_matmul(*map(backend.array, (a, b, scale, scale)), out_dtype="float32")
         expected, size = product(a, b)
-        assert_close(backend.numpy(y), 9 * expected, "float32", "matmul", scale=9 * size)
+        assert_close(
+            backend.numpy(y), 9 * expected, "float32", MATMUL[backend.is_gpu], scale=9 * size
+        )
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -200,13 +205,15 @@ def test_batches(backend, rng):
     rows = rng.uniform(0.5, 2, 27).astype("float32")
     y = dlkern.scaled_matmul(*map(backend.array, (a, b, rows)), out_dtype="float32")
     expected, scale = product(a.reshape(27, 200), b, rows)
-    assert_close(backend.numpy(y).reshape(27, 17), expected, "float32", "matmul", scale=scale)
+    assert_close(
+        backend.numpy(y).reshape(27, 17), expected, "float32", MATMUL[backend.is_gpu], scale=scale
+    )
     many = float8(rng, (3, 200, 17))
     two = np.array(2, "float32")
     y = dlkern.scaled_matmul(*map(backend.array, (a, many, two, two)), out_dtype="float32")
     expected = 4 * float64(a) @ float64(many)
     scale = 4 * np.abs(float64(a)) @ np.abs(float64(many))
-    assert_close(backend.numpy(y), expected, "float32", "matmul", scale=scale)
+    assert_close(backend.numpy(y), expected, "float32", MATMUL[backend.is_gpu], scale=scale)
     with pytest.raises(NotImplementedError, match="scale_a.shape is"):
         dlkern.scaled_matmul(*map(backend.array, (a, many, rows)), out_dtype="float32")
 
@@ -267,7 +274,9 @@ def test_int8_with_factors_and_bias(backend, rng):
             *map(backend.array, (a, b, of_a, of_b, bias)), out_dtype="float32"
         )  # fmt: skip
         expected, scale = product(a, b, of_a, of_b)
-        assert_close(backend.numpy(y), expected + bias, "float32", "matmul", scale=scale + 10)
+        assert_close(
+            backend.numpy(y), expected + bias, "float32", MATMUL[backend.is_gpu], scale=scale + 10
+        )
 
 
 def test_default_dtypes(backend, rng):

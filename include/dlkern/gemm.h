@@ -5,10 +5,17 @@
  * dtype of the output, which may be any of the four. Any strides of inputs and outputs; a transposed
  * matrix is a view. A sum over nothing (K = 0) is 0.
  * precision: with DLK_PRECISION_TF32 float32 operands may be rounded to tf32, where there are tensor
- * cores for that; elsewhere products are computed in full float32 all the same.
+ * cores for that; elsewhere products are computed in full float32 all the same. With
+ * DLK_PRECISION_IEEE the tensor cores of compute capability 9.0 compute large float32 products from
+ * three bfloat16 planes of each operand, with no larger errors than those of multiply-adds; where an
+ * operand holds infinities, NaN, or values beyond 3.3e38 or below 1e-30, by multiply-adds.
+ * float8: tensor cores of compute capability 9.0 keep about 14 bits in sums of 128 of K; those are
+ * added in float32.
+ * Workspace: on a GPU any product may want one (dlk_launch), for operands that are gathered first and
+ * for long sums that are computed in parts; dlk_explain_last() tells how much.
  * batch_invariant: not 0: a row of the result has the same bits however many rows there are, and
  * wherever among them it lies. That may cost speed. Without it, a row's bits do not depend on the
- * values of other rows, but may depend on their number.
+ * finite values of other rows, but may depend on their number.
  */
 #ifndef DLKERN_GEMM_H_
 #define DLKERN_GEMM_H_
@@ -113,8 +120,7 @@ DLK_API dlk_status_t dlk_linear_backward_input(const DLTensor* dy, const DLTenso
 
 /* dweight = dy^T x,  dbias = sum of dy over all but its last dimension (optional)
  *
- * dy [..., N], x [..., K], dweight [N, K], dbias [N]; dbias has the dtype of dweight. On a GPU a
- * long sum for a small dweight wants a workspace (dlk_launch); so may dlk_matmul_backward_b. */
+ * dy [..., N], x [..., K], dweight [N, K], dbias [N]; dbias has the dtype of dweight. */
 DLK_API dlk_status_t dlk_linear_backward_weight(const DLTensor* dy, const DLTensor* x,
                                                 const DLTensor* dweight, const DLTensor* dbias,
                                                 const dlk_linear_backward_params* params,

@@ -20,7 +20,11 @@ template <>
 ImplList<Gemm> gpu_impls<Gemm>() {
   static const std::vector<Impl<Gemm>> all = [] {
     std::vector<Impl<Gemm>> impls;
-    for (const ImplList<Gemm> kind : {gemm_sm80_impls(), gemm_simt_impls()}) {
+    for (const ImplList<Gemm> kind : {
+#if DLKERN_WITH_SM90
+             gemm_sm90_impls(),
+#endif
+             gemm_sm80_impls(), gemm_simt_impls()}) {
       impls.insert(impls.end(), kind.begin(), kind.end());
     }
     return impls;

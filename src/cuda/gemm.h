@@ -15,6 +15,9 @@ ImplList<Gemm> gemm_simt_impls();
 
 namespace gpu {
 
+// Float32 products by multiply-adds, if *condition (on the device) is not 0.
+void run_simt_if(const Gemm& g, const int* condition, const Launch& launch);
+
 // Sets g.amax, if there is one, to 0, in stream order. Every implementation begins with this; the
 // epilogue then raises it.
 void clear_amax(const Gemm& g, const Launch& launch);

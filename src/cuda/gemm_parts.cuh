@@ -119,23 +119,26 @@ Gemm products_of_parts(const Gemm& g, const Parts& parts, const Launch& launch) 
 }
 
 template <class Acc>
-__global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t parts) {
+__global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t pitch,
+                                 int64_t parts) {
   const int64_t at[Gemm::kTensors] = {};
   const GemmEpilogue<Acc> epilogue{g, at};
   const int64_t size = g.m * columns, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
+    const int64_t row = quotient(i, columns), col = i - row * columns;
     Acc sum = 0;
-    for (int64_t part = 0; part < parts; ++part) sum += sums[part * size + i];
-    epilogue(i / columns, i % columns, sum);
+    for (int64_t part = 0; part < parts; ++part) sum += sums[(part * g.m + row) * pitch + col];
+    epilogue(row, col, sum);
   }
 }
 
-// Adds the parts in order.
+// Adds the sums [parts, m, pitch] in the order of the parts.
 template <class Acc>
-void add_parts(const Gemm& g, const Parts& parts, const Launch& launch) {
+void add_parts(const Gemm& g, const void* sums, int64_t pitch, int64_t parts,
+               const Launch& launch) {
   const int64_t columns = columns_of(g);
   launch_kernel(add_parts_kernel<Acc>, grid_for(g.m * columns, 256), 256, 0, launch.stream,
-                static_cast<const Acc*>(launch.workspace), g, columns, parts.count);
+                static_cast<const Acc*>(sums), g, columns, pitch, parts);
 }
 
 }  // namespace dlkern::gpu

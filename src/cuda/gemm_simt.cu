@@ -30,7 +30,7 @@ void run_simt_split(const Gemm& g, const Launch& launch) {
     args.columns = args.g.n = columns_of(g);  // the column of row sums is like the others here
     args.left = g.k.numel;
     launch_simt<T>(args, launch);
-    add_parts<Accumulator<T>>(g, parts, launch);
+    add_parts<Accumulator<T>>(g, launch.workspace, columns_of(g), parts.count, launch);
   });
 }
 
@@ -44,6 +44,12 @@ constexpr Impl<Gemm> kGemm[] = {
 };
 
 }  // namespace
+
+void gpu::run_simt_if(const Gemm& g, const int* condition, const Launch& launch) {
+  SimtArgs args(g);
+  args.condition = condition;
+  launch_simt<float>(args, launch);
+}
 
 ImplList<Gemm> gemm_simt_impls() { return kGemm; }
 

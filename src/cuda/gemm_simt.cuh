@@ -34,6 +34,7 @@ struct SimtArgs {
   int64_t inner = 1, a_k = 0, b_k = 0;  // innermost dimension of k, and the strides along it
   int64_t tiles_m = 0, tiles_n = 0;     // of an item, or of all groups of rows
   int64_t tiles = 0;
+  const int* condition = nullptr;  // optional: nothing is done where it is 0
 
   explicit SimtArgs(const Gemm& gemm) : g(gemm), columns(columns_of(gemm)), ones(gemm.n) {
     const int last = g.k.ndim - 1;
@@ -195,6 +196,7 @@ struct SimtWork {
 template <class Tile, class T, bool kAAlongK, bool kBAlongK>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     gemm_simt_kernel(SimtArgs args) {
+  if (args.condition && *args.condition == 0) return;
   using Sum = SimtSum<T>;
   const Gemm& g = args.g;
   const bool scaled = std::is_same_v<T, AnyFloat8> && scales_along_depth(g);

@@ -11,7 +11,6 @@
 namespace dlkern::gpu {
 namespace {
 
-constexpr int kMaxDevices = 64;
 #if defined(__HIPCC__)
 constexpr ErrorCode kNotInitialized = hipErrorNotInitialized;
 constexpr ErrorCode kOutOfMemory = hipErrorOutOfMemory;
@@ -58,18 +57,53 @@ void check(ErrorCode code, const char* what) {
        DLK_GPU(GetErrorName)(code), " (", DLK_GPU(GetErrorString)(code), ")", hint);
 }
 
-void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Stream stream,
-                void** args) {
-  const ErrorCode pending = DLK_GPU(PeekAtLastError)();
 #if !defined(__HIPCC__)
-  constexpr size_t kGranted = 48 * 1024;  // more must be asked for, on each device
-  if (shared_bytes > kGranted) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared_bytes)),
-          "shared memory of a kernel");
+namespace {
+
+struct ClusterLaunch {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attribute{};
+
+  ClusterLaunch(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Stream stream,
+                int cluster) {
+    constexpr size_t kGranted = 48 * 1024;  // more must be asked for, on each device
+    if (shared_bytes > kGranted) {
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes)),
+            "shared memory of a kernel");
+    }
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 1 ? 1 : 0;
   }
+};
+
+}  // namespace
+
+int max_active_clusters(const void* kernel, int threads, size_t shared_bytes, int cluster) {
+  const ClusterLaunch launch(kernel, cluster, threads, shared_bytes, nullptr, cluster);
+  int count = 0;
+  check(cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config), "clusters at once");
+  return count;
+}
 #endif
-  const ErrorCode code = DLK_GPU(LaunchKernel)(kernel, grid, block, args, shared_bytes, stream);
+
+void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Stream stream,
+                void** args, int cluster) {
+  const ErrorCode pending = DLK_GPU(PeekAtLastError)();
+#if defined(__HIPCC__)
+  (void)cluster;
+  const ErrorCode code = hipLaunchKernel(kernel, grid, block, args, shared_bytes, stream);
+#else
+  const ClusterLaunch launch(kernel, grid, block, shared_bytes, stream, cluster);
+  const ErrorCode code = cudaLaunchKernelExC(&launch.config, kernel, args);
+#endif
   if (code == kSuccess) return;
   if (is_sticky(code)) {
     fail(DLK_DEVICE_ERROR, "the device already failed in earlier work, before this call: ",
@@ -90,24 +124,6 @@ int device_count() {
   }
   return count;
 }
-
-namespace {
-
-// query(device) for the current device, asked once for each.
-template <class Query>
-int cached_fact(std::atomic<int> (&cached)[kMaxDevices], Query query) {
-  int device = 0;
-  check(DLK_GPU(GetDevice)(&device), "current device");
-  const bool cacheable = device < kMaxDevices;
-  int fact = cacheable ? cached[device].load(std::memory_order_relaxed) : 0;
-  if (fact == 0) {
-    fact = query(device);
-    if (cacheable) cached[device] = fact;
-  }
-  return fact;
-}
-
-}  // namespace
 
 int multiprocessor_count() {
   static std::atomic<int> cached[kMaxDevices];

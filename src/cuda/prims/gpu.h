@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 #endif
 
+#include <atomic>
 #include <cstdint>
 #include <tuple>
 #include <type_traits>
@@ -60,8 +61,12 @@ __device__ __forceinline__ T shuffle_xor(T v, int mask) {
 
 // One kernel launch that reports its own failure only: an error that was pending before stays
 // pending and is not taken for ours; one of ours is thrown and not left behind.
+// `cluster`: so many neighbouring blocks are a cluster (Hopper).
 void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, Stream stream,
-                void** args);
+                void** args, int cluster = 1);
+
+// How many clusters of `cluster` blocks of a kernel the current device holds at once.
+int max_active_clusters(const void* kernel, int threads, size_t shared_bytes, int cluster);
 
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), with the arguments converted to the
 // kernel's parameter types.
@@ -82,6 +87,22 @@ void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shar
 // Number of blocks for a grid-stride loop over n items: enough to fill the device, at most
 // ceil(n / per_block), at least 1.
 int grid_for(int64_t n, int per_block, int blocks_per_multiprocessor = 8);
+
+inline constexpr int kMaxDevices = 64;
+
+// query(device) for the current device, asked once for each. A fact is never 0.
+template <class Query>
+int cached_fact(std::atomic<int> (&cached)[kMaxDevices], Query query) {
+  int device = 0;
+  check(DLK_GPU(GetDevice)(&device), "current device");
+  const bool cacheable = device < kMaxDevices;
+  int fact = cacheable ? cached[device].load(std::memory_order_relaxed) : 0;
+  if (fact == 0) {
+    fact = query(device);
+    if (cacheable) cached[device] = fact;
+  }
+  return fact;
+}
 
 // Multiprocessors of the current device (cached).
 int multiprocessor_count();

@@ -1,0 +1,585 @@
+// The Hopper matrix products on the host: which kernel and configuration computes a problem, tensor
+// maps, and what has to be gathered first. The kernels: gemm_sm90.cuh.
+#include "cuda/gemm_sm90.h"
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <optional>
+#include <string>
+
+#include "core/tuning.h"
+#include "cuda/gemm.h"
+#include "cuda/gemm_pack.h"
+#include "cuda/gemm_parts.cuh"
+#include "cuda/prims/tensor_map.h"
+
+namespace dlkern {
+namespace {
+
+using namespace gpu;
+
+// ---- Operands ----------------------------------------------------------------------------------
+
+// One operand as the kernels see it: rows of k, or k rows.
+struct Operand {
+  const Matrix* from;
+  int which;             // its place among the tensors of the batch
+  int64_t rows, row, k;  // extent and stride of the rows, stride along k
+  int bytes;             // of an element
+  bool along_k = true, packed = false;
+
+  // Rows begin at cache lines: others take two for each 128 bytes.
+  bool is_aligned() const { return packed || (along_k ? row : k) * bytes % 128 == 0; }
+};
+
+enum class Fit { kAlongK, kAlongRows, kNeither };
+
+bool is_copyable(const Gemm& g, const Operand& o, int64_t stride) {
+  const int64_t unit = 16 / o.bytes;
+  const auto fits = [&](int64_t s, int64_t extent) {
+    return extent == 1 || (s > 0 && s % unit == 0 && s * o.bytes < (int64_t{1} << 40));
+  };
+  const bool along = o.k == 1 || g.k.numel == 1;
+  if (!fits(stride, along ? o.rows : g.k.numel)) return false;
+  for (int d = 0; d < g.batch.ndim; ++d) {
+    const int64_t s = g.batch.stride[o.which][d];
+    if (s != 0 && !fits(s, g.batch.shape[d])) return false;
+  }
+  return reinterpret_cast<uintptr_t>(o.from->data) % 16 == 0;
+}
+
+// How the copy engine and wgmma can take an operand where it lies.
+Fit fit_of(const Gemm& g, const Operand& o) {
+  if (g.k.ndim > 1) return Fit::kNeither;
+  const bool one_k = g.k.numel == 1, one_row = o.rows == 1;
+  if ((o.k == 1 || one_k) && is_copyable(g, o, o.row)) return Fit::kAlongK;
+  if (o.bytes == 2 && !one_k && (o.row == 1 || one_row) && is_copyable(g, o, o.k)) {
+    return Fit::kAlongRows;
+  }
+  return Fit::kNeither;
+}
+
+Operand operand_a(const Gemm& g) {
+  return {&g.a,
+          0,
+          g.m,
+          g.a.row,
+          g.k.ndim ? g.k.stride[0][g.k.ndim - 1] : 1,
+          static_cast<int>(dtype_size(g.a.dtype))};
+}
+Operand operand_b(const Gemm& g) {
+  return {&g.b,
+          1,
+          g.n,
+          g.b.col,
+          g.k.ndim ? g.k.stride[1][g.k.ndim - 1] : 1,
+          static_cast<int>(dtype_size(g.b.dtype))};
+}
+
+Pack pack_of(const Gemm& g, const Operand& o, bool planes) {
+  Pack p;
+  p.from = o.from->data;
+  p.rows = o.rows;
+  p.row = o.row;
+  for (int d = 0; d < g.k.ndim; ++d) p.k.push(g.k.shape[d], {g.k.stride[o.which][d]});
+  p.k.numel = g.k.numel;
+  for (int d = 0; d < g.batch.ndim; ++d) {
+    if (g.batch.stride[o.which][d] != 0) {
+      p.items.push(g.batch.shape[d], {g.batch.stride[o.which][d]});
+    }
+  }
+  p.element_bytes = o.bytes;
+  p.planes = planes;
+  return p;
+}
+
+// The kind of product, of operands in the order of the kernel.
+std::optional<Mma> mma_of(DType first, DType second, bool tf32) {
+  const bool first_e4m3 = first == DType::kFloat8E4M3, second_e4m3 = second == DType::kFloat8E4M3;
+  switch (first) {
+    case DType::kFloat32:
+      return tf32 ? Mma::kTf32 : Mma::kBFloat16;
+    case DType::kBFloat16:
+      return Mma::kBFloat16;
+    case DType::kFloat16:
+      return Mma::kFloat16;
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+      return first_e4m3 ? (second_e4m3 ? Mma::kE4M3 : Mma::kE4M3E5M2)
+                        : (second_e4m3 ? Mma::kE5M2E4M3 : Mma::kE5M2);
+    case DType::kInt8:
+      return Mma::kInt8;
+    default:
+      return std::nullopt;
+  }
+}
+
+Sm90Kernel find_kernel(Mma mma, int config, bool a_along_k, bool b_along_k) {
+  if (mma == Mma::kBFloat16) return sm90_kernel_bfloat16(config, a_along_k, b_along_k);
+  if (mma == Mma::kFloat16) return sm90_kernel_float16(config, a_along_k, b_along_k);
+  return a_along_k && b_along_k ? sm90_kernel_along_k(mma, config) : Sm90Kernel{};
+}
+
+// ---- A plan ------------------------------------------------------------------------------------
+
+// How a problem is computed. `first` has the rows of a tile, `second` the columns.
+struct Sm90Plan {
+  const char* reason = nullptr;  // why it cannot be
+  Mma mma;
+  bool planes = false, transposed = false;
+  Operand first, second;
+  int config = -1;
+  int blocks_k = 1;   // blocks of a cluster, or parts in the workspace, that share the sums
+  int64_t pitch = 0;  // from row to row of the parts' sums
+  size_t first_at = 0, second_at = 0, sums_at = 0, flag_at = 0, workspace_bytes = 0;
+
+  const Sm90Config& tile() const { return kSm90Configs[config]; }
+  int parts() const { return tile().cluster_k ? 1 : blocks_k; }
+};
+
+int depth_of(Mma mma) { return kSwizzleBytes / element_bytes(mma); }
+
+int64_t tiles_of(const Gemm& g, const Sm90Plan& plan) {
+  const Sm90Config& c = plan.tile();
+  const int64_t rows = ceil_div(plan.first.rows, c.m);
+  // Groups share the rows, and each has a tile that is not full.
+  return (g.is_grouped() ? rows + g.batch.numel / 2 : rows * g.batch.numel) *
+         ceil_div(plan.second.rows, c.n);
+}
+
+// y in slabs, where its strides allow that.
+StoreKind store_kind(const Gemm& g, const Sm90Plan& plan) {
+  const int bytes = static_cast<int>(dtype_size(g.y.dtype));
+  const bool wide = g.y.dtype == DType::kFloat32 || g.y.dtype == DType::kInt32;
+  if (!wide && bytes != 2) return StoreKind::kElements;
+  if (!plan.transposed && plan.tile().cluster_k) return StoreKind::kElements;
+  // y where it is the same for all items (groups) has no batch stride to check.
+  const Operand as{&g.y, 3, g.m, g.y.row, g.y.col, bytes};
+  const int64_t unit = 16 / bytes;
+  bool fits =
+      (g.y.col == 1 || g.n == 1) && reinterpret_cast<uintptr_t>(g.y.data) % 16 == 0 &&
+      (g.m == 1 || (g.y.row > 0 && g.y.row % unit == 0 && g.y.row * bytes < (int64_t{1} << 40)));
+  for (int d = 0; d < g.batch.ndim; ++d) {
+    const int64_t s = g.batch.stride[as.which][d];
+    fits = fits && (s % unit == 0 && s >= 0);
+  }
+  return !fits ? StoreKind::kElements : wide ? StoreKind::kSlab32 : StoreKind::kSlab16;
+}
+
+// What there is to do in the epilogue: bits of Sm90Feature.
+uint32_t features_of(const Gemm& g, const Sm90Plan& plan) {
+  uint32_t features = 0;
+  const auto add = [&](bool present, Sm90Feature feature) {
+    if (present) features |= feature;
+  };
+  const int64_t c_row = plan.transposed ? g.c.col : g.c.row;  // along the rows of a tile
+  add(g.beta != 0, c_row == 0 && g.c.dtype != DType::kFloat64 ? kBias : kAddend);
+  add(g.pre.data, kPre);
+  add(g.saved.data, kSaved);
+  add(g.residual.data, kResidual);
+  add(g.amax, kAmax);
+  add(g.scale_y, kScaleY);
+  const auto scales = [](const Scale& s) { return s.data && !s.along_depth(); };
+  add(scales(plan.transposed ? g.scale_b : g.scale_a), kRowScales);
+  add(scales(plan.transposed ? g.scale_a : g.scale_b), kColScales);
+  add(g.a.dtype == DType::kInt8 && g.y.dtype == DType::kInt32, kRaw);
+  if (!g.saved.data && g.activation != DLK_ACTIVATION_NONE) {
+    const bool usual = g.activation == DLK_ACTIVATION_RELU || g.activation == DLK_ACTIVATION_GELU ||
+                       g.activation == DLK_ACTIVATION_GELU_TANH ||
+                       g.activation == DLK_ACTIVATION_SILU;
+    // It comes right after the bias.
+    const bool next = !(features & (kAddend | kPre)) && dtype_size(g.y.dtype) == 2;
+    add(true, usual && next ? kQuick : kActivation);
+  }
+  return features;
+}
+
+bool needs_full(const Gemm& g, const Sm90Plan& plan) {
+  if (plan.parts() > 1) return false;  // finished when the parts are added
+  return g.is_grouped() || store_kind(g, plan) == StoreKind::kElements ||
+         (features_of(g, plan) & ~kLight) != 0;
+}
+
+// Estimated time of a configuration in clocks of a multiprocessor. Measured: H200, 2026-11-30.
+double cost_of(const Gemm& g, const Sm90Plan& plan) {
+  const Sm90Config& c = plan.tile();
+  const int64_t sms = multiprocessor_count(), blocks = tiles_of(g, plan) * plan.blocks_k;
+  const double stages = ceil_div(ceil_div(g.k.numel, depth_of(plan.mma)), plan.blocks_k);
+  // Thin tiles share the memory's rate: it is their number that counts, not that of rounds.
+  const double waves = c.cluster_k ? std::max(1.0, double(blocks) / sms) : ceil_div(blocks, sms);
+  // The tensor cores' clocks for a stage; and those in which a multiprocessor gets its bytes from
+  // memory (thin products) or from the L2 cache.
+  const double multiply = (c.planes == 3 ? 6 : 1) * c.m * c.n / 32.0;
+  const double efficiency = c.cluster_k || c.n >= 256 ? 1.0 : c.ping_pong || c.promote ? 1.05 : 1.2;
+  const double rows = c.share_a ? c.m / c.multicast + c.n : c.m + c.n / c.multicast;
+  const double from_memory = std::min(26.0, 18.0 * sms / std::min(blocks, sms));
+  const double from_cache = plan.first.is_aligned() && plan.second.is_aligned() ? 64 : 32;
+  const double copy = c.planes * rows * kSwizzleBytes / (c.cluster_k ? from_memory : from_cache);
+  // What a full epilogue does takes longer; ping-pong hides most of it.
+  const double work = needs_full(g, plan) ? 4 : 1;
+  const double epilogue = (c.ping_pong && waves > 1 ? 0.2 : 1.0) * work * (1000 + c.m * c.n / 8.0);
+  double add = c.cluster_k && plan.blocks_k > 1 ? 1200 : 0;
+  if (plan.parts() > 1) {
+    add = 4000 + 4.0 * plan.first.rows * plan.second.rows * (plan.parts() + 1) / (18.0 * sms);
+  }
+  const double coupled = c.multicast > 1 && c.n < 256 ? 1.02 : 1.0;  // blocks wait for each other
+  return waves * (stages * std::max(multiply * efficiency * coupled, copy) + epilogue) + add;
+}
+
+std::string name_of(int config, int blocks_k) {
+  const Sm90Config& c = kSm90Configs[config];
+  std::string name = std::to_string(c.m) + "x" + std::to_string(c.n);
+  name += c.ping_pong ? " ping-pong" : c.cluster_k ? " thin" : " cooperative";
+  if (c.multicast > 1) name += c.share_a ? " share-a" : " share-b";
+  if (c.full) name += " full";
+  if (blocks_k > 1) name += " split" + std::to_string(blocks_k);
+  return name;
+}
+
+// Calls f(plan with a configuration) for each that could compute the problem.
+template <class F>
+void for_each_choice(const Gemm& g, const Sm90Plan& plan, F&& f) {
+  const int64_t stages = ceil_div(g.k.numel, depth_of(plan.mma));
+  const bool fp8 = element_bytes(plan.mma) == 1 && plan.mma != Mma::kInt8;
+  const bool thin = plan.transposed || plan.second.rows <= 128;
+  for (int i = 0; i < kSm90ConfigCount; ++i) {
+    const Sm90Config& c = kSm90Configs[i];
+    if ((c.planes == 3) != plan.planes || (c.planes == 1 && c.promote != fp8)) continue;
+    if (c.cluster_k && !(thin && c.n < 2 * std::max<int64_t>(plan.second.rows, 16))) continue;
+    if (!c.cluster_k && plan.transposed && !fp8) continue;
+    if (c.cluster_k && g.is_grouped()) continue;
+    if (c.row_sums != (g.row_sum.data != nullptr)) continue;
+    if (!find_kernel(plan.mma, i, plan.first.along_k, plan.second.along_k).function) continue;
+    const bool parts =
+        !c.cluster_k && g.may_split && g.batch.numel == 1 && !plan.transposed && !g.is_grouped();
+    const bool splits = (c.cluster_k || parts) && !g.batch_invariant;
+    const int most = !splits ? 1 : c.cluster_k ? 8 : 16;
+    Sm90Plan trial = plan;
+    trial.config = i;
+    for (int blocks = 1; blocks == 1 || (blocks <= most && stages >= 4 * blocks); blocks *= 2) {
+      trial.blocks_k = blocks;
+      // Some kinds have kernels with the full epilogue only.
+      const bool only_full = c.planes == 3 || c.row_sums;
+      if (needs_full(g, trial) ? c.full : !c.full || only_full) f(trial);
+    }
+  }
+}
+
+std::string key_of(const Gemm& g, const Sm90Plan& plan) {
+  const auto text = [](int64_t v) { return std::to_string(v); };
+  return std::string("gemm_sm90 ") + dtype_name(g.a.dtype) +
+         (plan.mma == Mma::kTf32 ? " tf32" : "") + " m" + text(g.m) + " n" + text(g.n) + " k" +
+         text(g.k.numel) + " batch" + text(g.batch.numel) + (plan.first.along_k ? " k" : " r") +
+         (plan.second.along_k ? "k" : "r") + (g.is_grouped() ? " groups" : "") +
+         (g.is_plain() ? "" : " epilogue");
+}
+
+void choose(const Gemm& g, Sm90Plan& plan) {
+  const std::string_view wanted =
+      g.batch_invariant ? std::string_view() : tuned([&] { return key_of(g, plan); });
+  double best = 0;
+  for_each_choice(g, Sm90Plan(plan), [&](const Sm90Plan& trial) {
+    const bool tuned_to = !wanted.empty() && wanted == name_of(trial.config, trial.blocks_k);
+    const double cost = tuned_to ? -1 : cost_of(g, trial);
+    if (plan.config >= 0 && cost >= best) return;
+    best = cost;
+    plan.config = trial.config;
+    plan.blocks_k = trial.blocks_k;
+  });
+}
+
+// Gathering costs a pass over the operand: not for products that are over before that.
+bool worth_packing(const Gemm& g) {
+  return g.batch_invariant || (g.m >= 64 && g.n >= 64 && double(g.m) * g.n * g.k.numel >= 1 << 24);
+}
+
+const char* unsuitable(const Gemm& g) {
+  if (compute_capability() != 90) return "needs compute capability 9.0";
+  if (!mma_of(g.a.dtype, g.b.dtype, g.tf32)) return "no tensor-core product of this dtype";
+  if (g.k.numel < 1) return "the sum is over nothing";
+  if (g.m < 1 || g.n < 1 || g.batch.numel < 1) return "y is empty";
+  if (g.batch.ndim > 2) return "more than two batch dimensions that do not merge";
+  if (g.groups.along == Groups::Along::kDepth) return "the sum is grouped";
+  const int64_t limit = INT_MAX / 16;  // products with a block of a cluster fit, too
+  if (g.m > limit || g.n > limit || g.k.numel > limit || g.batch.numel > limit) {
+    return "an extent is beyond 2^27";
+  }
+  if (ceil_div(g.m, 64) * ceil_div(g.n, 16) > limit / g.batch.numel) return "too many tiles";
+  if (g.a.dtype == DType::kFloat32 && !g.tf32) {
+    if (g.batch_invariant) return "float32 sums in one order";
+    if (g.m < 128 || g.n < 128 || double(g.m) * g.n * g.k.numel * g.batch.numel < 1 << 28 ||
+        g.k.numel < 64) {
+      return "too small to be split into bfloat16 planes";
+    }
+  }
+  if (g.a.dtype == DType::kInt8 && g.y.dtype == DType::kInt32 && !g.is_plain()) {
+    return "an epilogue of int32";
+  }
+  return nullptr;
+}
+
+// `packing`: operands may be gathered in the workspace.
+Sm90Plan make_plan(const Gemm& g, bool packing) {
+  Sm90Plan plan{};
+  plan.reason = unsuitable(g);
+  if (plan.reason) return plan;
+  plan.planes = g.a.dtype == DType::kFloat32 && !g.tf32;
+  // Thin y with few rows: transposed. What is grouped, summed by rows or stored along m is not.
+  plan.transposed =
+      g.m <= 128 && g.n > g.m && g.y.col == 1 && !g.row_sum.data && !plan.planes && !g.is_grouped();
+  plan.first = plan.transposed ? operand_b(g) : operand_a(g);
+  plan.second = plan.transposed ? operand_a(g) : operand_b(g);
+  plan.mma = *mma_of(plan.first.from->dtype, plan.second.from->dtype, g.tf32);
+  const bool thin = plan.second.rows <= 128;
+  bool any_packed = false;
+  for (Operand* o : {&plan.first, &plan.second}) {
+    const Fit fit = plan.planes ? Fit::kNeither : fit_of(g, *o);
+    o->along_k = fit != Fit::kAlongRows;
+    // Thin kernels have their columns along k.
+    o->packed = fit == Fit::kNeither ||
+                (thin && o == &plan.second && fit != Fit::kAlongK && plan.transposed);
+    if (o->packed) o->along_k = any_packed = true;
+  }
+  if (any_packed && !packing) {
+    plan.reason = plan.planes ? "float32 operands are not split into planes"
+                              : "an operand's address or strides are not for bulk copies";
+    return plan;
+  }
+  if (!any_packed && packing) {
+    plan.reason = "nothing to gather";
+    return plan;
+  }
+  if (any_packed && !plan.planes && !worth_packing(g)) {
+    plan.reason = "too small to gather operands first";
+    return plan;
+  }
+  choose(g, plan);
+  if (plan.config < 0) {
+    plan.reason = "no kernel for these layouts";
+    return plan;
+  }
+  const auto reserve = [&](size_t bytes) {
+    const size_t at = plan.workspace_bytes;
+    plan.workspace_bytes += (bytes + 255) / 256 * 256;
+    return at;
+  };
+  if (plan.first.packed) plan.first_at = reserve(pack_of(g, plan.first, plan.planes).bytes());
+  if (plan.second.packed) plan.second_at = reserve(pack_of(g, plan.second, plan.planes).bytes());
+  if (plan.parts() > 1) {
+    plan.pitch = ceil_div(columns_of(g), 4) * 4;
+    plan.sums_at = reserve(plan.parts() * g.m * plan.pitch * sizeof(float));
+  }
+  if (plan.planes) plan.flag_at = reserve(sizeof(int));
+  return plan;
+}
+
+// Clusters of a kernel's blocks that the device holds at once: multiprocessors come in groups of
+// different sizes, and a cluster lies in one of them.
+int clusters_at_once(const Sm90Kernel& kernel, int cluster) {
+  if (cluster == 1) return multiprocessor_count();
+  // The same for all kernels here: each fills a multiprocessor, and clusters are of two blocks.
+  static std::atomic<int> cached[kMaxDevices];
+  return cached_fact(cached, [&](int) {
+    return max_active_clusters(kernel.function, kernel.threads, kernel.shared_bytes, cluster);
+  });
+}
+
+// ---- Launch ------------------------------------------------------------------------------------
+
+CUtensorMapDataType map_type(int bytes, bool tf32) {
+  return tf32         ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+         : bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+
+// A matrix of inner x outer elements in each item of the batch: dimensions 2 and 3 are those of the
+// batch along which it is not the same. tf32: elements are rounded to it on their way in.
+CUtensorMap map_matrix(const Gemm& g, void* data, int which, int bytes, int64_t inner,
+                       int64_t outer, int64_t stride, uint32_t box_inner, uint32_t box_outer,
+                       MapSteps& steps, bool tf32 = false) {
+  TensorMapShape shape{map_type(bytes, tf32),
+                       bytes,
+                       {static_cast<uint64_t>(inner), static_cast<uint64_t>(outer), 1, 1},
+                       {static_cast<uint64_t>(outer > 1 ? stride * bytes : 16), 16, 16},
+                       {box_inner, box_outer}};
+  for (int d = 0; d < g.batch.ndim; ++d) {
+    const int coordinate = g.batch.ndim - 1 - d;  // 2 + this one
+    const int64_t s = g.batch.stride[which][d];
+    if (s == 0) continue;
+    shape.extent[2 + coordinate] = g.batch.shape[d];
+    shape.stride_bytes[1 + coordinate] = s * bytes;
+    steps.step[coordinate][1 - coordinate] = 1;
+  }
+  return make_tensor_map(data, shape);
+}
+
+CUtensorMap map_packed(const Gemm& g, void* data, int which, int bytes, const Pack& p,
+                       uint32_t box_outer, MapSteps& steps, bool tf32) {
+  const int planes = p.planes ? 3 : 1;
+  const uint64_t line = p.pitch() * bytes;
+  const TensorMapShape shape{map_type(bytes, tf32),
+                             bytes,
+                             {static_cast<uint64_t>(p.k.numel), static_cast<uint64_t>(p.rows),
+                              static_cast<uint64_t>(planes), static_cast<uint64_t>(p.items.numel)},
+                             {line, line * p.rows, line * p.rows * planes},
+                             {static_cast<uint32_t>(kSwizzleBytes / bytes), box_outer}};
+  // Items are counted over those dimensions along which the operand changes.
+  int step = 1;
+  for (int d = g.batch.ndim - 1; d >= 0; --d) {
+    if (g.batch.stride[which][d] == 0) continue;
+    steps.step[1][2 - g.batch.ndim + d] = step;
+    step *= static_cast<int>(g.batch.shape[d]);
+  }
+  return make_tensor_map(data, shape);
+}
+
+CUtensorMap map_operand(const Gemm& g, const Operand& o, uint8_t* packed, const Pack& pack,
+                        int box_rows, MapSteps& steps) {
+  const int bytes = pack.planes ? 2 : o.bytes;
+  const uint32_t box_k = kSwizzleBytes / bytes;
+  const bool tf32 = g.tf32 && g.a.dtype == DType::kFloat32;
+  if (o.packed) return map_packed(g, packed, o.which, bytes, pack, box_rows, steps, tf32);
+  if (o.along_k) {
+    return map_matrix(g, o.from->data, o.which, bytes, g.k.numel, o.rows, o.row, box_k, box_rows,
+                      steps, tf32);
+  }
+  return map_matrix(g, o.from->data, o.which, bytes, o.rows, g.k.numel, o.k, 64, box_k, steps);
+}
+
+Matrix transposed(Matrix m) {
+  std::swap(m.row, m.col);
+  return m;
+}
+
+void set_epilogue(const Gemm& g, const Sm90Plan& plan, Sm90Args& args) {
+  args.store = store_kind(g, plan);
+  args.features = features_of(g, plan);
+  args.e = g;
+  if (plan.transposed) {
+    for (Matrix* m : {&args.e.y, &args.e.c, &args.e.pre, &args.e.residual, &args.e.saved}) {
+      *m = transposed(*m);
+    }
+  }
+  args.alpha = static_cast<float>(g.alpha);
+  args.beta = static_cast<float>(g.beta);
+  args.scalars = {g.activation_alpha, g.activation_threshold};
+  args.scale_row = plan.transposed ? g.scale_b : g.scale_a;
+  args.scale_col = plan.transposed ? g.scale_a : g.scale_b;
+}
+
+void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
+  clear_amax(g, launch);
+  const Sm90Config& c = plan.tile();
+  auto* workspace = static_cast<uint8_t*>(launch.workspace);
+  int* flag = plan.planes ? reinterpret_cast<int*>(workspace + plan.flag_at) : nullptr;
+  if (flag) {
+    check(cudaMemsetAsync(flag, 0, sizeof(int), static_cast<Stream>(launch.stream)), "flag");
+  }
+  Pack packs[2] = {pack_of(g, plan.first, plan.planes), pack_of(g, plan.second, plan.planes)};
+  uint8_t* places[2] = {workspace + plan.first_at, workspace + plan.second_at};
+  const Operand* operands[2] = {&plan.first, &plan.second};
+  for (int i = 0; i < 2; ++i) {
+    packs[i].flag = flag;
+    if (operands[i]->packed) run_pack(packs[i], places[i], launch.stream);
+  }
+
+  Sm90Args args;
+  set_epilogue(g, plan, args);
+  args.rows = static_cast<int>(plan.first.rows);
+  args.cols = static_cast<int>(plan.second.rows);
+  args.k_blocks = static_cast<int>(ceil_div(g.k.numel, depth_of(plan.mma)));
+  args.tiles_m = static_cast<int>(ceil_div(args.rows, c.m));
+  args.tiles_n = static_cast<int>(ceil_div(args.cols, c.n));
+  args.band = std::max(1, 2048 / (c.m * (c.share_a ? 1 : c.multicast)));
+  args.rotate = c.cluster_k && !g.batch_invariant ? 5 : 0;
+  args.part_blocks = static_cast<int>(ceil_div(args.k_blocks, plan.parts()));
+  args.parts = static_cast<int>(ceil_div(args.k_blocks, args.part_blocks));  // none is empty
+  args.batch = g.batch;
+  args.transposed = plan.transposed;
+  args.row_sum = g.row_sum;
+  args.add_row_sum = g.add_row_sum;
+  args.groups = g.groups;
+  args.skip = flag;
+
+  const CUtensorMap map_a =
+      map_operand(g, plan.first, places[0], packs[0], c.share_a ? c.m / c.multicast : c.m, args.a);
+  const CUtensorMap map_b =
+      map_operand(g, plan.second, places[1], packs[1], c.share_a ? c.n : c.n / c.multicast, args.b);
+  CUtensorMap map_y{};
+  if (args.parts > 1) {
+    args.store = StoreKind::kSlab32;
+    args.e = Epilogue{};
+    args.features = 0;
+    args.alpha = 1;
+    const uint64_t line = plan.pitch * sizeof(float);
+    map_y = make_tensor_map(workspace + plan.sums_at,
+                            {map_type(4, false),
+                             4,
+                             {static_cast<uint64_t>(g.n), static_cast<uint64_t>(g.m),
+                              static_cast<uint64_t>(args.parts), 1},
+                             {line, line * g.m, 16},
+                             {32, 64}});
+    if (g.row_sum.data) {
+      args.row_sum = {reinterpret_cast<float*>(workspace + plan.sums_at) + g.n, DType::kFloat32,
+                      plan.pitch, g.m * plan.pitch};
+      args.add_row_sum = false;
+    }
+  } else if (args.store != StoreKind::kElements) {
+    const int bytes = args.store == StoreKind::kSlab16 ? 2 : 4;
+    const uint32_t columns = std::min(c.n, bytes == 2 ? 64 : 32);
+    map_y = map_matrix(g, g.y.data, 3, bytes, g.n, g.m, g.y.row,
+                       plan.transposed ? kSwizzleBytes / bytes : columns,
+                       plan.transposed ? columns : 64, args.y);
+  }
+
+  const Sm90Kernel kernel =
+      find_kernel(plan.mma, plan.config, plan.first.along_k, plan.second.along_k);
+  const int cluster = c.cluster_k ? plan.blocks_k : c.multicast;
+  const int64_t tiles = ceil_div(args.tiles_m, c.share_a ? 1 : c.multicast) *
+                        ceil_div(args.tiles_n, c.share_a ? c.multicast : 1) * g.batch.numel *
+                        args.parts;
+  int64_t clusters = c.cluster_k ? tiles : clusters_at_once(kernel, cluster);
+  if (!g.is_grouped()) clusters = std::min(clusters, tiles);
+  void* arguments[] = {const_cast<CUtensorMap*>(&map_a), const_cast<CUtensorMap*>(&map_b), &map_y,
+                       &args};
+  launch_raw(kernel.function, static_cast<unsigned>(clusters * cluster), kernel.threads,
+             kernel.shared_bytes, static_cast<Stream>(launch.stream), arguments, cluster);
+  if (args.parts > 1) {
+    add_parts<float>(g, workspace + plan.sums_at, plan.pitch, args.parts, launch);
+  }
+  if (flag) run_simt_if(g, flag, launch);
+}
+
+void run(const Gemm& g, const Launch& launch, bool packing) {
+  launch_plan(g, make_plan(g, packing), launch);
+}
+
+void candidates(const Gemm& g, bool packing, Candidates& out) {
+  const Sm90Plan plan = make_plan(g, packing);
+  out.key = key_of(g, plan);
+  out.add(name_of(plan.config, plan.blocks_k));
+  for_each_choice(g, plan, [&](const Sm90Plan& trial) {
+    if (trial.config != plan.config || trial.blocks_k != plan.blocks_k) {
+      out.add(name_of(trial.config, trial.blocks_k));
+    }
+  });
+}
+
+constexpr Impl<Gemm> kImpls[] = {
+    {"wgmma_sm90", [](const Gemm& g) { return make_plan(g, false).reason; },
+     [](const Gemm& g) { return make_plan(g, false).workspace_bytes; },
+     [](const Gemm& g, const Launch& l) { run(g, l, false); },
+     [](const Gemm& g, Candidates& out) { candidates(g, false, out); }},
+    {"wgmma_sm90_gather", [](const Gemm& g) { return make_plan(g, true).reason; },
+     [](const Gemm& g) { return make_plan(g, true).workspace_bytes; },
+     [](const Gemm& g, const Launch& l) { run(g, l, true); },
+     [](const Gemm& g, Candidates& out) { candidates(g, true, out); }},
+};
+
+}  // namespace
+
+ImplList<Gemm> gemm_sm90_impls() { return kImpls; }
+
+}  // namespace dlkern

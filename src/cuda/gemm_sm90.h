@@ -1,0 +1,123 @@
+// What the host and the kernels of the Hopper matrix products share: configurations and arguments.
+#pragma once
+
+#include <cstddef>
+
+#include "core/activation_math.h"
+#include "cuda/prims/mma_kind.h"
+#include "ops/gemm.h"
+
+namespace dlkern {
+
+// ---- Configurations ----------------------------------------------------------------------------
+
+struct Sm90Config {
+  int m, n;                // of a tile
+  int stages;              // of the ring
+  int consumers;           // warpgroups that multiply
+  bool ping_pong = false;  // each consumer has tiles of its own
+  int multicast = 1;       // blocks of a cluster, below each other, that share b's tiles,
+  bool share_a = false;    // or side by side, and share a's
+  bool cluster_k = false;  // the blocks of a cluster share a tile and split k
+  int planes = 1;          // bfloat16 planes of each operand
+  bool promote = false;    // sums of each stage are added in registers
+  bool row_sums = false;   // a's rows are summed, too
+  // Any epilogue, y of any strides, groups. Without it alpha, a bias, scales and the usual activations:
+  // less code, which has to come from memory as well.
+  bool full = false;
+};
+
+// clang-format off
+inline constexpr Sm90Config kSm90Configs[] = {
+    {.m = 128, .n = 256, .stages = 4, .consumers = 2, .multicast = 2},
+    {.m = 128, .n = 128, .stages = 6, .consumers = 2, .ping_pong = true, .multicast = 2},
+    {.m = 128, .n = 64, .stages = 8, .consumers = 2, .multicast = 2, .share_a = true},
+    {.m = 128, .n = 128, .stages = 6, .consumers = 2, .ping_pong = true, .full = true},
+    // Thin products, transposed.
+    {.m = 64, .n = 16, .stages = 16, .consumers = 1, .cluster_k = true},
+    {.m = 64, .n = 32, .stages = 14, .consumers = 1, .cluster_k = true},
+    {.m = 64, .n = 64, .stages = 12, .consumers = 1, .cluster_k = true},
+    {.m = 64, .n = 128, .stages = 8, .consumers = 1, .cluster_k = true},
+    {.m = 64, .n = 16, .stages = 16, .consumers = 1, .cluster_k = true, .full = true},
+    {.m = 64, .n = 32, .stages = 14, .consumers = 1, .cluster_k = true, .full = true},
+    {.m = 64, .n = 64, .stages = 12, .consumers = 1, .cluster_k = true, .full = true},
+    {.m = 64, .n = 128, .stages = 8, .consumers = 1, .cluster_k = true, .full = true},
+    // float8.
+    {.m = 128, .n = 128, .stages = 6, .consumers = 2, .promote = true, .full = true},
+    // float32 as three bfloat16 planes.
+    {.m = 128, .n = 128, .stages = 2, .consumers = 2, .planes = 3, .promote = true, .full = true},
+    // Weight gradients with those of a bias.
+    {.m = 128, .n = 256, .stages = 4, .consumers = 2, .multicast = 2, .row_sums = true, .full = true},
+    // As above, less or alone.
+    {.m = 128, .n = 128, .stages = 6, .consumers = 2, .promote = true},
+    {.m = 128, .n = 128, .stages = 6, .consumers = 2, .ping_pong = true},
+};
+// clang-format on
+inline constexpr int kSm90ConfigCount = sizeof(kSm90Configs) / sizeof(kSm90Configs[0]);
+
+// A kernel as the host launches it; no function where it is not compiled.
+struct Sm90Kernel {
+  const void* function = nullptr;
+  int shared_bytes = 0, threads = 0;
+};
+// One file for some kinds of operands each. `config` counts in kSm90Configs.
+Sm90Kernel sm90_kernel_bfloat16(int config, bool a_along_k, bool b_along_k);
+Sm90Kernel sm90_kernel_float16(int config, bool a_along_k, bool b_along_k);
+Sm90Kernel sm90_kernel_along_k(gpu::Mma mma, int config);  // the others, which have one layout
+
+// ---- Arguments ---------------------------------------------------------------------------------
+
+// How y leaves a block: element by element, or in slabs of elements of 2 or 4 bytes.
+enum class StoreKind { kElements, kSlab16, kSlab32 };
+
+// Where a box of a batch item lies: coordinates 2 and 3 of the tensor map are
+// index[0] * step[0] + index[1] * step[1], index being that of the item in the batch.
+struct MapSteps {
+  int step[2][2] = {};
+};
+
+// What an epilogue has to do besides y = alpha * sum: bits of Sm90Args::features.
+enum Sm90Feature : uint32_t {
+  kBias = 1,       // c is one row for all
+  kRowScales = 2,  // factors of the sums, but for those along the depth
+  kColScales = 4,
+  kAddend = 8,
+  kPre = 16,
+  kActivation = 32,
+  kSaved = 64,
+  kResidual = 128,
+  kAmax = 256,
+  kScaleY = 512,
+  kRaw = 1024,   // int32 sums go out as they are
+  kQuick = 2048  // an activation of quick_activation(), and y is of 16 bits
+};
+
+// What kernels without the full epilogue can do.
+inline constexpr uint32_t kLight = kBias | kRowScales | kColScales | kRaw | kQuick;
+
+// Rows and columns are those of a tile: y's, or y^T's where it is computed transposed.
+struct Sm90Args {
+  Epilogue e;
+  uint32_t features = 0;
+  float alpha = 1, beta = 0;
+  ActivationScalars<float> scalars;
+  int rows = 0, cols = 0;
+  int k_blocks = 0;                // stages along k
+  int tiles_m = 0, tiles_n = 0;    // of an item
+  int band = 8;                    // tiles (of a cluster) in the height of a band
+  int parts = 1, part_blocks = 0;  // k in parts of so many stages; then y is [parts, rows, cols]
+  StridedIndex<Gemm::kTensors> batch;  // one or two dimensions, or none
+  MapSteps a, b, y;
+  StoreKind store = StoreKind::kElements;
+  bool transposed = false;
+  Scale scale_row, scale_col;
+  Matrix row_sum;  // optional: sums of a's rows; col: from part to part
+  bool add_row_sum = false;
+  Groups groups;              // along the rows
+  const int* skip = nullptr;  // optional: nothing is done where it is not 0
+  // Thin tiles begin so many stages of k apart, so that not all blocks ask for the same channels of
+  // memory at once.
+  int rotate = 0;
+};
+
+}  // namespace dlkern
