@@ -70,7 +70,7 @@ build() {
 
 tests() {
   local parallel=()
-  python3 -c 'import xdist' 2>/dev/null && parallel=(-n 4)
+  python3 -c 'import xdist' 2>/dev/null && parallel=(-n 8)
   run tests "$out/tests.log" python3 -m pytest -q -m gpu -p no:cacheprovider "${parallel[@]}" \
     --durations 15 --results "$out/results"
 }
