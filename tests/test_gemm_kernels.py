@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -114,6 +115,18 @@ def test_the_same_bits_every_time(gpu, kernel, kind, rng):
     first = gpu.raw(dlkern.matmul(a, b, **precision(kind))).tobytes()
     for _ in range(100):
         assert gpu.raw(dlkern.matmul(a, b, **precision(kind))).tobytes() == first
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", OPERANDS)
+@pytest.mark.parametrize("shape", [(1, 33, 70), (33, 1, 70), (33, 35, 37), (34, 38, 42)])
+def test_nothing_is_read_past_the_end(gpu, kernel, kind, shape, rng):
+    """Lines that end within a copy of 16 bytes, the last one with its array."""
+    m, n, k = shape
+    (a, dtype), (b, _) = normal(rng, (m, k), kind), normal(rng, (k, n), kind)
+    for layout_a, layout_b in itertools.product(("contiguous", "transposed"), repeat=2):
+        y = dlkern.matmul(gpu.array(a, layout_a), gpu.array(b, layout_b), **precision(kind))
+        check(gpu, y, a, b, dtype)
 
 
 @pytest.mark.sanitize

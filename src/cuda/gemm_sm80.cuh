@@ -305,15 +305,20 @@ inline int copy_width(const void* data, uint64_t strides) {
   return 0;
 }
 
-// Operand 0 (a) or 1 (b) of g: `row` is its stride along its rows, of which there are `rows`.
+// Operand 0 (a) or 1 (b) of g: `row` is its stride along its rows, of which there are `rows`. left:
+// see launch_mma().
 inline TileSource tile_source(const Gemm& g, int operand, const Matrix& x, int64_t row,
-                              int64_t rows, bool along_k) {
+                              int64_t rows, bool along_k, int64_t left) {
   const int size = static_cast<int>(dtype_size(x.dtype)), last = g.k.ndim - 1;
   const int64_t depths = last < 0 ? 1 : g.k.shape[last];
   const int64_t depth = depths == 1 ? 0 : g.k.stride[operand][last];
   if (rows == 1) row = 0;  // addresses of rows that do not exist must be aligned, too
   const bool neighbours = along_k ? depth == 1 || depths == 1 : row == 1 || rows == 1;
-  uint64_t strides = static_cast<uint64_t>(along_k ? row : depth);  // but the one along lines
+  // All strides but the one along lines, and the lengths of lines: a copy that reads less than it
+  // writes is one that memory checkers take for a read past the end.
+  uint64_t strides = static_cast<uint64_t>(along_k ? row : depth);
+  strides |= static_cast<uint64_t>(along_k ? depths : rows);
+  if (along_k && left != INT64_MAX) strides |= static_cast<uint64_t>(left);
   for (int d = 0; d < last; ++d) strides |= static_cast<uint64_t>(g.k.stride[operand][d]);
   for (int d = 0; d < g.batch.ndim; ++d) {
     strides |= static_cast<uint64_t>(g.batch.stride[operand][d]);
@@ -358,8 +363,8 @@ void launch_mma(const Gemm& g, const Launch& launch, int64_t left, int64_t row_s
   const MmaConfig config = pick(g);
   const int64_t inner = g.k.ndim == 0 ? g.k.numel : g.k.shape[g.k.ndim - 1];
   const MmaArgs args{g,
-                     tile_source(g, 0, g.a, g.a.row, g.m, config.a_along_k),
-                     tile_source(g, 1, g.b, g.b.col, g.n, config.b_along_k),
+                     tile_source(g, 0, g.a, g.a.row, g.m, config.a_along_k, left),
+                     tile_source(g, 1, g.b, g.b.col, g.n, config.b_along_k, left),
                      inner,
                      left,
                      row_sum_item,
