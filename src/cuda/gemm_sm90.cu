@@ -188,8 +188,9 @@ uint32_t features_of(const Gemm& g, const Sm90Plan& plan) {
     const bool usual = g.activation == DLK_ACTIVATION_RELU || g.activation == DLK_ACTIVATION_GELU ||
                        g.activation == DLK_ACTIVATION_GELU_TANH ||
                        g.activation == DLK_ACTIVATION_SILU;
-    // It comes right after the bias.
-    const bool next = !(features & (kAddend | kPre)) && dtype_size(g.y.dtype) == 2;
+    // Where it comes right after the bias. That depends on how a problem is turned, and so on m.
+    const bool next =
+        !(features & (kAddend | kPre)) && dtype_size(g.y.dtype) == 2 && !g.batch_invariant;
     add(true, usual && next ? kQuick : kActivation);
   }
   return features;
@@ -251,10 +252,10 @@ void for_each_choice(const Gemm& g, const Sm90Plan& plan, F&& f) {
     if (c.cluster_k && g.is_grouped()) continue;
     if (c.row_sums != (g.row_sum.data != nullptr)) continue;
     if (!find_kernel(plan.mma, i, plan.first.along_k, plan.second.along_k).function) continue;
-    const bool parts =
-        !c.cluster_k && g.may_split && g.batch.numel == 1 && !plan.transposed && !g.is_grouped();
+    const bool parts = !c.cluster_k && g.batch.numel == 1 && !plan.transposed && !g.is_grouped() &&
+                       !g.is_scaled() && plan.mma != Mma::kInt8;
     const bool splits = (c.cluster_k || parts) && !g.batch_invariant;
-    const int most = !splits ? 1 : c.cluster_k ? 8 : 16;
+    const int most = !splits ? 1 : c.cluster_k ? 8 : 64;
     Sm90Plan trial = plan;
     trial.config = i;
     for (int blocks = 1; blocks == 1 || (blocks <= most && stages >= 4 * blocks); blocks *= 2) {
