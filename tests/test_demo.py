@@ -79,7 +79,11 @@ def test_interrupt_leaves_a_usable_checkpoint(tmp_path):
         sys.executable, "-P", "-m", "dlkern", "demo", "--device", "cpu", "--epochs", "1000",
         "--checkpoint-dir", str(tmp_path),
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Also where this test runs as a background job, which ignores interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     deadline = time.monotonic() + 120
     while not trained(tmp_path) and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.1)
