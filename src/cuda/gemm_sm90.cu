@@ -260,6 +260,8 @@ void for_each_choice(const Gemm& g, const Sm90Plan& plan, F&& f) {
     trial.config = i;
     for (int blocks = 1; blocks == 1 || (blocks <= most && stages >= 4 * blocks); blocks *= 2) {
       trial.blocks_k = blocks;
+      // Parts are for products with few tiles, and their sums take memory.
+      if (trial.parts() > 1 && tiles_of(g, trial) * blocks > 4 * multiprocessor_count()) break;
       // Some kinds have kernels with the full epilogue only.
       const bool only_full = c.planes == 3 || c.row_sums;
       if (needs_full(g, trial) ? c.full : !c.full || only_full) f(trial);
