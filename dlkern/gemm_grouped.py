@@ -72,6 +72,8 @@ def grouped_matmul(
         name = "offsets" if offsets is not None else "bias"
         raise ValueError(f"grouped_matmul: {name} is given, expected None beside lists")
     _require_lists("grouped_matmul", a, b=b, out=out)
+    if out is not None:
+        _dlkern.require_disjoint_lists("grouped_matmul", (("out", out),), (("a", a), ("b", b)))
     return [
         matmul(x, y, precision=precision, batch_invariant=batch_invariant, out=z, stream=stream)
         for x, y, z in zip(a, b, out or [None] * len(a), strict=True)
@@ -119,6 +121,11 @@ def grouped_matmul_backward(
     if offsets is not None:
         raise ValueError("grouped_matmul_backward: offsets is given, expected None beside lists")
     _require_lists("grouped_matmul_backward", a, b=b, dy=dy, out=out, out_b=out_b)
+    if out is not None or out_b is not None:
+        _dlkern.require_disjoint_lists(
+            "grouped_matmul_backward", (("out", out), ("out_b", out_b)),
+            (("dy", dy), ("a", a), ("b", b)),
+        )  # fmt: skip
     none = [None] * len(a)
     gradients = [
         matmul_backward(g, x, y, precision=precision, out=da, out_b=db, stream=stream)

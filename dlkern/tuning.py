@@ -29,7 +29,7 @@ class Tuning(NamedTuple):
     """What was measured for one call of the C library, and chosen."""
 
     key: str
-    #: Median microseconds of each candidate, the kernel's own choice first.
+    #: Median microseconds of each candidate; the one that calls used before comes first.
     times: list[tuple[str, float]]
     chosen: str
 

@@ -260,3 +260,15 @@ def test_wrong_lists():
         dlkern.grouped_matmul([x], [x], np.array([1]))
     with pytest.raises(ValueError, match="dy has 2 arrays, expected 1"):
         dlkern.grouped_matmul_backward([x, x], [x], [x])
+
+
+def test_outputs_of_a_list_overlap_nothing(backend, rng):
+    """Products come one after the other: one must not write what a later one reads."""
+    a, b = (backend.array(normal(rng, (4, 4), "float32")) for _ in range(2))
+    x, y = (backend.array(normal(rng, (4, 4), "float32")) for _ in range(2))
+    with pytest.raises(ValueError, match=r"grouped_matmul: out\[0\] overlaps a\[1\]"):
+        dlkern.grouped_matmul([a, x], [b, b], out=[x, None])
+    with pytest.raises(ValueError, match=r"out\[0\] overlaps out\[1\]"):
+        dlkern.grouped_matmul([a, a], [b, b], out=[y, y])
+    with pytest.raises(ValueError, match=r"out_b\[0\] overlaps dy\[1\]"):
+        dlkern.grouped_matmul_backward([a, x], [b, b], [a, a], out_b=[x, None])

@@ -359,3 +359,21 @@ def test_wrong_arguments(backend, arguments, options, error, message):
     options = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in options.items()}
     with pytest.raises(error, match=message):
         dlkern.scaled_matmul(*arguments, **options)
+
+
+def test_factors_are_applied_one_after_the_other(backend):
+    """Their product may be infinite, or 0, where the result is not."""
+    zeros = backend.array(rounded(np.zeros((16, 128)), "float8_e4m3fn"))
+    scale = backend.array(np.full((1,), 1e30, "f4"))
+    y = dlkern.scaled_matmul(zeros, backend.array(rounded(np.zeros((128, 16)), "float8_e4m3fn")),
+                             scale, scale, out_dtype="float32")  # fmt: skip
+    np.testing.assert_array_equal(backend.numpy(y), 0)
+
+
+@pytest.mark.gpu
+def test_amax_of_nan(gpu, rng):
+    a = float8(rng, (256, 256))
+    a[2, 3] = np.nan
+    b = gpu.array(float8(rng, (256, 256))).T
+    _, amax = dlkern.scaled_matmul(gpu.array(a), b, amax=True)
+    assert np.isnan(gpu.numpy(amax))

@@ -57,11 +57,13 @@ class Finish {
 
   // What is still to be done to sums: factors, alpha and c.
   void scale(Acc* row, const int64_t (&at)[Gemm::kTensors], int64_t i, int64_t j0, int64_t n) {
-    if (g_.scale_b.data && g_.scale_b.depth == 0) {
-      for (int64_t j = 0; j < n; ++j) row[j] *= g_.factor(i, j0 + j);
-    } else if (g_.is_scaled()) {
-      const Acc factor = g_.factor(i, 0);
+    // One after the other: their product may be infinite where the result is not.
+    if (g_.scale_a.data && !g_.scale_a.along_depth()) {
+      const Acc factor = g_.scale_a.at(i, 0);
       for (int64_t j = 0; j < n; ++j) row[j] *= factor;
+    }
+    if (g_.scale_b.data && !g_.scale_b.along_depth()) {
+      for (int64_t j = 0; j < n; ++j) row[j] *= g_.scale_b.at(j0 + j, 0);
     }
     const auto alpha = static_cast<Acc>(g_.alpha), beta = static_cast<Acc>(g_.beta);
     for (int64_t j = 0; j < n && alpha != 1; ++j) row[j] *= alpha;

@@ -167,7 +167,7 @@ __device__ __forceinline__ void add_scaled(MmaSums<Tile, Sum>& sums, MmaSums<Til
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float of_row = scale(g.scale_a, m0 + 16 * i + e / 2 * 8, g.m);
-        sums.c[i][j][e] += part.c[i][j][e] * (of_row * of_columns[e % 2]);
+        sums.c[i][j][e] += part.c[i][j][e] * of_row * of_columns[e % 2];
         part.c[i][j][e] = 0;
       }
     }

@@ -253,7 +253,7 @@ void for_each_choice(const Gemm& g, const Sm90Plan& plan, F&& f) {
     if (c.row_sums != (g.row_sum.data != nullptr)) continue;
     if (!find_kernel(plan.mma, i, plan.first.along_k, plan.second.along_k).function) continue;
     const bool parts = !c.cluster_k && g.batch.numel == 1 && !plan.transposed && !g.is_grouped() &&
-                       !g.is_scaled() && plan.mma != Mma::kInt8;
+                       !g.is_scaled() && !plan.planes && plan.mma != Mma::kInt8;
     const bool splits = (c.cluster_k || parts) && !g.batch_invariant;
     const int most = !splits ? 1 : c.cluster_k ? 8 : 64;
     Sm90Plan trial = plan;
@@ -271,11 +271,11 @@ void for_each_choice(const Gemm& g, const Sm90Plan& plan, F&& f) {
 
 std::string key_of(const Gemm& g, const Sm90Plan& plan) {
   const auto text = [](int64_t v) { return std::to_string(v); };
-  return std::string("gemm_sm90 ") + dtype_name(g.a.dtype) +
-         (plan.mma == Mma::kTf32 ? " tf32" : "") + " m" + text(g.m) + " n" + text(g.n) + " k" +
-         text(g.k.numel) + " batch" + text(g.batch.numel) + (plan.first.along_k ? " k" : " r") +
-         (plan.second.along_k ? "k" : "r") + (g.is_grouped() ? " groups" : "") +
-         (g.is_plain() ? "" : " epilogue");
+  return std::string("gemm_sm90 ") + dtype_name(g.a.dtype) + " " + dtype_name(g.b.dtype) + " " +
+         dtype_name(g.y.dtype) + (plan.mma == Mma::kTf32 ? " tf32" : "") + " m" + text(g.m) + " n" +
+         text(g.n) + " k" + text(g.k.numel) + " batch" + text(g.batch.numel) +
+         (plan.first.along_k ? " k" : " r") + (plan.second.along_k ? "k" : "r") +
+         (g.is_grouped() ? " groups" : "") + (g.is_plain() ? "" : " epilogue");
 }
 
 void choose(const Gemm& g, Sm90Plan& plan) {
@@ -560,6 +560,7 @@ void run(const Gemm& g, const Launch& launch, bool packing) {
 }
 
 void candidates(const Gemm& g, bool packing, Candidates& out) {
+  if (g.batch_invariant) return;  // no choice may change the order of a sum
   const Sm90Plan plan = make_plan(g, packing);
   out.key = key_of(g, plan);
   out.add(name_of(plan.config, plan.blocks_k));

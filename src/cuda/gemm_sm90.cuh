@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply(Sm90Sums<T>& sums, float (&ones_sums)[T
     ring.advance();
   }
   if constexpr (T::C.ping_pong) {  // the other consumer's instructions queue up behind these
-    if (threadIdx.x % 128 == 0) barrier_arrive(&shared.turn[1 - consumer]);
+    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.turn[1 - consumer]);
   }
   wgmma_wait<0>();
   if (count > 0) release<T>(&shared.empty[previous]);
@@ -186,25 +186,21 @@ __device__ __forceinline__ void add_scaled(Sm90Sums<T>& sums, const Sm90Sums<T>&
   }
   // One factor for all columns of the tile, or 1 where each has its own or they have none.
   const float of_tile = of_col.along_depth() && !each_col ? of_col.at(tile.n, k) : 1.0f;
+  // a's factor first, so that a row's bits do not depend on how the product is turned.
+  const bool col_first = args.transposed;
+  const auto scaled = [=](float v, float r, float c) { return col_first ? v * c * r : v * r * c; };
 #pragma unroll
   for (int i = 0; i < T::kMmas; ++i) {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = tile.m + row + 64 * i + 16 * warp + lane / 4 + 8 * half;
-      factor[half] = of_row.along_depth() && r < args.rows ? of_tile * of_row.at(r, k) : of_tile;
+      factor[half] = of_row.along_depth() && r < args.rows ? of_row.at(r, k) : 1.0f;
     }
-    if (each_col) {
 #pragma unroll
-      for (int j = 0; j < T::C.n / 4; ++j) {
-        const float f = of_cols[j / 2 * 8 + lane % 4 * 2 + j % 2];
-        const int at = j / 2 * 4 + j % 2;
-        sums[i][at] += part[i][at] * (factor[0] * f);
-        sums[i][at + 2] += part[i][at + 2] * (factor[1] * f);
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < T::C.n / 2; ++j) sums[i][j] += part[i][j] * factor[j / 2 % 2];
+    for (int j = 0; j < T::C.n / 2; ++j) {
+      const float f = each_col ? of_cols[j / 4 * 8 + lane % 4 * 2 + j % 2] : of_tile;
+      sums[i][j] += scaled(part[i][j], factor[j / 2 % 2], f);
     }
   }
 }
@@ -429,8 +425,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       barrier_init(&shared.full[i], 1);
       barrier_init(&shared.empty[i], T::kReaders);
     }
-    for (int i = 0; i < 2; ++i) barrier_init(&shared.turn[i], 1);
-    barrier_arrive(&shared.turn[0]);
+    for (int i = 0; i < 2; ++i)
+      barrier_init(&shared.turn[i], 4);  // each warp of the other consumer
+    for (int i = 0; i < 4; ++i) barrier_arrive(&shared.turn[0]);
     barrier_init_fence();
   }
   if constexpr (T::kRowSums) {

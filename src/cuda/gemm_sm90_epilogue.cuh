@@ -88,7 +88,7 @@ __device__ void apply_epilogue(const Sm90Args& args, uint32_t features, Fragment
   if (features & kAddend) {
     load_fragment(f, e.c, at.v[2], t);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) f.v[i] += args.beta * t[i];
+    for (int i = 0; i < kCount; ++i) f.v[i] = fmaf(args.beta, t[i], f.v[i]);
   }
   if (features & kPre) {
     f.for_each(e.pre, [&](float v, int64_t offset) { store_as(e.pre, at.v[4] + offset, v); });
@@ -115,13 +115,13 @@ __device__ void apply_epilogue(const Sm90Args& args, uint32_t features, Fragment
     for (int i = 0; i < kCount; ++i) f.v[i] += t[i];
   }
   if (features & kAmax) {
-    float largest = 0;
+    uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (f.inside(i)) largest = fmaxf(largest, fabsf(f.v[i]));
+      if (f.inside(i)) largest = max(largest, amax_bits(f.v[i]));
     }
-    for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
-    if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(e.amax), __float_as_int(largest));
+    for (int mask = 16; mask > 0; mask /= 2) largest = max(largest, shuffle_xor(largest, mask));
+    if (threadIdx.x % 32 == 0) raise_amax(e.amax, largest);
   }
   if (features & kScaleY) {
     const float scale = *e.scale_y;
@@ -214,7 +214,8 @@ __device__ __forceinline__ void to_sum(float v, float& sum) { sum = v; }
 __device__ __forceinline__ void to_sum(float v, int32_t& sum) { sum = __float_as_int(v); }
 
 // The usual activations within 2^-13, which y of 16 bits does not show: as few instructions as can be,
-// for there are up to 128 sums in each thread. NaN stays NaN, and what is tiny in a tail stays right.
+// for there are up to 128 sums in each thread. NaN stays NaN, and what is small in a tail stays right
+// nearly down to the smallest normal number.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -225,7 +226,7 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// So far out that the result is 0, near enough that nothing is infinite.
+// So far out that the result is 0: infinity times 0 would be NaN.
 __device__ __forceinline__ float above(float low, float x) { return x < low ? low : x; }
 
 template <int kCount>
@@ -299,7 +300,7 @@ class Sm90Output {
     for (int i = 0; i < kColumns; ++i) {
       const int col = i * 128 + threadIdx.x % 128;
       if (T::C.n < 128 && col >= T::C.n) continue;
-      columns_[col] = args_.beta * as_float(args_.e.c.dtype, bias_[i]);
+      columns_[col] = as_float(args_.e.c.dtype, bias_[i]);
       if constexpr (T::kVectors == 2) columns_[T::C.n + col] = col_scale_[i];
     }
     sync();
@@ -355,21 +356,26 @@ class Sm90Output {
     using F = Fragment<T::kChunk / 2>;
     const float* column = columns_ + first + lane_ % 4 * 2;
     if (T::kVectors == 2 && (features_ & (kRowScales | kColScales))) {
+      const auto multiply_columns = [&] {
+#pragma unroll
+        for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= column[T::C.n + F::col_of(i)];
+      };
+      // a's factor first, so that a row's bits do not depend on how the product is turned.
+      const bool columns = features_ & kColScales, first = args_.transposed;
+      if (columns && first) multiply_columns();
       const int i64 = row / 64 % T::kMmas;
 #pragma unroll
       for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= row_scale_[i64][F::row_of(i) / 8];
-      if (features_ & kColScales) {
-#pragma unroll
-        for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= column[T::C.n + F::col_of(i)];
-      }
+      if (columns && !first) multiply_columns();
     } else {
       const float alpha = args_.alpha;
 #pragma unroll
       for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= alpha;
     }
     if (features_ & kBias) {
+      const float beta = args_.beta;
 #pragma unroll
-      for (int i = 0; i < T::kChunk / 2; ++i) v[i] += column[F::col_of(i)];
+      for (int i = 0; i < T::kChunk / 2; ++i) v[i] = fmaf(beta, column[F::col_of(i)], v[i]);
     }
   }
 

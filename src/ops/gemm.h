@@ -63,13 +63,6 @@ struct Gemm : Epilogue {
   StridedIndex<kTensors> batch;
   Scale scale_a, scale_b;
   Groups groups;  // then the batch has one dimension, and k at most one
-  // Of operands that are scaled: the factor of the sum of (m, n), but for those along the depth.
-  DLK_HD float factor(int64_t i, int64_t j) const {
-    float f = 1;
-    if (scale_a.data && scale_a.depth == 0) f = scale_a.at(i, 0);
-    if (scale_b.data && scale_b.depth == 0) f *= scale_b.at(j, 0);
-    return f;
-  }
   bool is_scaled() const { return scale_a.data || scale_b.data; }
   bool is_grouped() const { return groups.along != Groups::Along::kNone; }
   // Where present (no batch then): row_sum[m] = sum_k a[m, k] (+ row_sum[m]), strided by row.

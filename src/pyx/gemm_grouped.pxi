@@ -71,3 +71,25 @@ def grouped_matmul_backward(dy, a, b, offsets, precision, bint batch_invariant, 
                 call.status = dlk_grouped_matmul_backward_b(tdy, ta, toffsets, tdb, &params,
                                                             &call.launch)
     return call.result()
+
+
+def require_disjoint_lists(str op, written, used):
+    """Products of a list come one after the other: what one of them writes must be no array of
+    another. Both are sequences of (name, sequence of arrays or None)."""
+    cdef Call call
+    cdef uintptr_t begin, end
+    ranges = []     # (begin, end, whether it is written, position in its list, name)
+    for is_written, arrays in ((True, written), (False, used)):
+        for name, sequence in arrays:
+            for position, array in enumerate(sequence or ()):
+                if array is None:
+                    continue
+                call = Call(op, None)
+                extent_in_memory(call.input(name, array), &begin, &end)
+                ranges.append((begin, end, is_written, position, name))
+    for begin_a, end_a, is_written, i, name in ranges:
+        if not is_written:
+            continue
+        for begin_b, end_b, _, j, other in ranges:
+            if (i, name) != (j, other) and begin_a < end_b and begin_b < end_a:
+                raise ValueError(f"{op}: {name}[{i}] overlaps {other}[{j}]")

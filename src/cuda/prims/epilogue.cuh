@@ -83,10 +83,13 @@ __device__ void store_as(const Matrix& t, int64_t at, Acc v) {
   store_run(t, at, 1, {v});
 }
 
-// amax = max(amax, |v|), NaN above all. Non-negative floats are ordered as their bits are, and a
-// largest number does not depend on the order in which threads come: an atomic is deterministic.
-__device__ inline void raise_amax(float* amax, float v) {
-  const uint32_t bits = v != v ? 0x7fc00000u : bit_cast_to<uint32_t>(v) & 0x7fffffffu;
+// |v| as a number that is ordered as |v| is, NaN above all.
+__device__ inline uint32_t amax_bits(float v) {
+  return v != v ? 0x7fc00000u : bit_cast_to<uint32_t>(v) & 0x7fffffffu;
+}
+// amax = max(amax, what amax_bits() gave). A largest number does not depend on the order in which
+// threads come: an atomic is deterministic.
+__device__ inline void raise_amax(float* amax, uint32_t bits) {
   const auto to = reinterpret_cast<unsigned int*>(amax);
   if (bits > *static_cast<volatile unsigned int*>(to)) atomicMax(to, bits);
 }
@@ -133,7 +136,7 @@ __device__ __forceinline__ void finish_run(const Epilogue& e, const EpilogueAt& 
   if (e.amax) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (i < count) raise_amax(e.amax, static_cast<float>(v[i]));
+      if (i < count) raise_amax(e.amax, amax_bits(static_cast<float>(v[i])));
     }
   }
   if (e.scale_y) {
