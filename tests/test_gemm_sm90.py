@@ -255,6 +255,44 @@ def test_what_has_no_planes_is_computed_by_multiply_adds(gpu, value, rng):
                  scale=np.abs(float64(a[rest])) @ np.abs(float64(b)))  # fmt: skip
 
 
+@pytest.mark.parametrize("value", [1.0, 1e-35, np.inf])
+def test_accumulation_in_place_where_values_have_no_planes(gpu, value, rng):
+    """Whatever was tried first has not touched what is added to."""
+    dy, x = (rng.standard_normal((8192, 256)).astype("f4") for _ in range(2))
+    dw = rng.standard_normal((256, 256)).astype("f4")
+    dy[5, 3] = value
+    out = gpu.array(dw)
+    dlkern.linear_backward_weight(gpu.array(dy), gpu.array(x), accumulate=True, out=out)
+    expected, scale = product(dy.T, x)
+    rows = np.arange(256) != 3
+    assert_close(gpu.numpy(out)[rows], (expected + dw)[rows], "float32", "linear",
+                 scale=scale[rows] + 4)  # fmt: skip
+    assert np.isfinite(gpu.numpy(out)[3]).all() == np.isfinite(value)
+
+
+def test_batch_invariance_of_whatever_way_a_product_is_turned(gpu, rng):
+    """Factors of both operands, and a bias that is added with a factor."""
+    a, b = normal(rng, (300, 256), "float8_e4m3fn"), normal(rng, (512, 256), "float8_e4m3fn")
+    sa, sb = (rng.uniform(0.3, 3, n).astype("f4") for n in (300, 512))
+    x, w, c = (normal(rng, shape, "bfloat16") for shape in ((300, 256), (512, 256), (512,)))
+
+    def call(m):
+        scaled = dlkern.scaled_matmul(
+            gpu.array(a[:m]), gpu.array(b).T, gpu.array(sa[:m]), gpu.array(sb),
+            out_dtype="float32", batch_invariant=True,
+        )  # fmt: skip
+        y = dlkern.matmul(
+            gpu.array(x[:m]), gpu.array(w).T, gpu.array(c), beta=0.3, batch_invariant=True,
+            out=gpu.empty((m, 512), "float32"),
+        )  # fmt: skip
+        return gpu.raw(scaled), gpu.raw(y)
+
+    many = call(300)
+    for m in (1, 17, 64, 128, 129):
+        for few, all_of_them in zip(call(m), many, strict=True):
+            np.testing.assert_array_equal(few, all_of_them[:m])
+
+
 # ---- Choice --------------------------------------------------------------------------------
 
 
