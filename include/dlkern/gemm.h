@@ -7,7 +7,7 @@
  * precision: with DLK_PRECISION_TF32 float32 operands may be rounded to tf32, where there are tensor
  * cores for that; elsewhere products are computed in full float32 all the same. With
  * DLK_PRECISION_IEEE the tensor cores of compute capability 9.0 compute large float32 products from
- * three bfloat16 planes of each operand, with no larger errors than those of multiply-adds; where an
+ * three bfloat16 planes of each operand, with at most twice the errors of multiply-adds; where an
  * operand holds infinities, NaN, or values beyond 3.3e38 or below 1e-30, by multiply-adds.
  * float8: tensor cores of compute capability 9.0 keep about 14 bits in sums of 128 of K; those are
  * added in float32.

@@ -120,7 +120,8 @@ Gemm products_of_parts(const Gemm& g, const Parts& parts, const Launch& launch) 
 
 template <class Acc>
 __global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t pitch,
-                                 int64_t parts) {
+                                 int64_t parts, const int* skip) {
+  if (skip && *skip) return;
   const int64_t at[Gemm::kTensors] = {};
   const GemmEpilogue<Acc> epilogue{g, at};
   const int64_t size = g.m * columns, step = int64_t{gridDim.x} * blockDim.x;
@@ -132,13 +133,13 @@ __global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64
   }
 }
 
-// Adds the sums [parts, m, pitch] in the order of the parts.
+// Adds the sums [parts, m, pitch] in the order of the parts; not where *skip (on the device) is not 0.
 template <class Acc>
-void add_parts(const Gemm& g, const void* sums, int64_t pitch, int64_t parts,
-               const Launch& launch) {
+void add_parts(const Gemm& g, const void* sums, int64_t pitch, int64_t parts, const Launch& launch,
+               const int* skip = nullptr) {
   const int64_t columns = columns_of(g);
   launch_kernel(add_parts_kernel<Acc>, grid_for(g.m * columns, 256), 256, 0, launch.stream,
-                static_cast<const Acc*>(sums), g, columns, pitch, parts);
+                static_cast<const Acc*>(sums), g, columns, pitch, parts, skip);
 }
 
 }  // namespace dlkern::gpu

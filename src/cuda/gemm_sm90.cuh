@@ -66,27 +66,18 @@ __device__ void produce(const Sm90Args& args, const CUtensorMap& map_a, const CU
     item_index(args, t.item, index);
     map_item(args.a, index, at_a);
     map_item(args.b, index, at_b);
-    const int count = t.k_end - t.k_begin;
-    const int shift = T::C.cluster_k ? t.m / T::C.m * args.rotate % count : 0;
-    for (int block = 0; block < count;) {
-      const int burst = min(T::kBurst, count - block);
-      RingPosition<T::C.stages> ahead = ring;
-      for (int i = 0; i < burst; ++i, ahead.advance()) {
-        barrier_wait(&shared.empty[ahead.stage], ahead.parity ^ 1);
-      }
-      for (int i = 0; i < burst; ++i, ++block, ring.advance()) {
-        Barrier* full = &shared.full[ring.stage];
-        barrier_arrive_expect(full, T::kStage);
-        const int turned = block + shift < count ? block + shift : block + shift - count;
-        const int k = (t.k_begin + turned) * T::kDepth;
-        for (int plane = 0; plane < T::C.planes; ++plane) {
-          load_operand<T::kAAlongK, kShareA>(shared.a(ring.stage, plane) + row_a * kSwizzleBytes,
-                                             map_a, full, t.m + row_a, kRowsA, k, at_a[2] + plane,
-                                             at_a[3]);
-          load_operand<T::kBAlongK, kShareB>(shared.b(ring.stage, plane) + row_b * kSwizzleBytes,
-                                             map_b, full, t.n + row_b, kRowsB, k, at_b[2] + plane,
-                                             at_b[3]);
-        }
+    for (int block = t.k_begin; block < t.k_end; ++block, ring.advance()) {
+      barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+      Barrier* full = &shared.full[ring.stage];
+      barrier_arrive_expect(full, T::kStage);
+      const int k = block * T::kDepth;
+      for (int plane = 0; plane < T::C.planes; ++plane) {
+        load_operand<T::kAAlongK, kShareA>(shared.a(ring.stage, plane) + row_a * kSwizzleBytes,
+                                           map_a, full, t.m + row_a, kRowsA, k, at_a[2] + plane,
+                                           at_a[3]);
+        load_operand<T::kBAlongK, kShareB>(shared.b(ring.stage, plane) + row_b * kSwizzleBytes,
+                                           map_b, full, t.n + row_b, kRowsB, k, at_b[2] + plane,
+                                           at_b[3]);
       }
     }
   }
@@ -377,7 +368,7 @@ __device__ void consume(const Sm90Args& args, const CUtensorMap& map_y, const Sm
     float ones_sums[T::kMmas][4];
     if constexpr (T::C.promote) {
       multiply_promoted<T>(sums, args, t, shared, ring, row, consumer);
-    } else if constexpr (T::kRowSums) {
+    } else if constexpr (T::C.row_sums) {
       if (args.row_sum.data && t.n == 0) {
         multiply<T, true>(sums, ones_sums, shared, ring, count, row, consumer);
         store_row_sums<T>(args, t, ones_sums, row);
@@ -430,7 +421,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     for (int i = 0; i < 4; ++i) barrier_arrive(&shared.turn[0]);
     barrier_init_fence();
   }
-  if constexpr (T::kRowSums) {
+  if constexpr (T::C.row_sums) {
     const uint16_t one = T::kMma == Mma::kBFloat16 ? 0x3f80 : 0x3c00;
     if (threadIdx.x < kOnesBytes / 2) reinterpret_cast<uint16_t*>(shared.ones)[threadIdx.x] = one;
     fence_async_shared();

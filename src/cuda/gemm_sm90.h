@@ -115,9 +115,6 @@ struct Sm90Args {
   bool add_row_sum = false;
   Groups groups;              // along the rows
   const int* skip = nullptr;  // optional: nothing is done where it is not 0
-  // Thin tiles begin so many stages of k apart, so that not all blocks ask for the same channels of
-  // memory at once.
-  int rotate = 0;
 };
 
 }  // namespace dlkern

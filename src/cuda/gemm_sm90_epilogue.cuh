@@ -36,14 +36,14 @@ struct Fragment {
 template <int kCount>
 __device__ void load_fragment(const Fragment<kCount>& as, const Matrix& t, int64_t at,
                               float (&v)[kCount]) {
-  const auto load = [&]<class E>(E) {
-    const E* p = t.as<const E>() + at + as.row * t.row + as.col * t.col;
+  with_type<false>(t, [&]<class E>(const E* data) {
+    const E* p = data + at + as.row * t.row + as.col * t.col;
     // Neighbours in one access, where all of them are aligned for that.
     struct alignas(2 * sizeof(E)) Pair {
       E v[2];
     };
-    const bool pairs = t.col == 1 && t.row % 2 == 0 &&
-                       reinterpret_cast<uintptr_t>(t.as<const E>() + at) % sizeof(Pair) == 0;
+    const bool pairs =
+        t.col == 1 && t.row % 2 == 0 && reinterpret_cast<uintptr_t>(data + at) % sizeof(Pair) == 0;
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
       const E* place = p + as.row_of(i) * t.row + as.col_of(i) * t.col;
@@ -57,17 +57,7 @@ __device__ void load_fragment(const Fragment<kCount>& as, const Matrix& t, int64
         if (as.inside(i + 1)) v[i + 1] = static_cast<float>(place[t.col]);
       }
     }
-  };
-  switch (t.dtype) {
-    case DType::kFloat64:
-      return load(double{});
-    case DType::kFloat32:
-      return load(float{});
-    case DType::kFloat16:
-      return load(Half{});
-    default:
-      return load(BFloat16{});
-  }
+  });
 }
 
 // First elements of an item's matrices. Made where it is used: there is no room to keep it.

@@ -19,9 +19,6 @@ struct Sm90Traits {
   static constexpr int kThreads = 128 * (1 + C.consumers);
   static constexpr int kStageA = C.m * kSwizzleBytes, kStageB = C.n * kSwizzleBytes;  // of a plane
   static constexpr int kStage = C.planes * (kStageA + kStageB);
-  // Stages that are filled together: thin products come from memory, which likes longer runs than
-  // one stage has of a row.
-  static constexpr int kBurst = C.cluster_k ? 2 : 1;
   // Columns that are finished at a time, and columns of a slab of y on its way out.
   static constexpr int kChunk = C.n < 16 ? C.n : 16;
   static constexpr int kSlabColumns16 = C.n < 64 ? C.n : 64;
@@ -35,10 +32,8 @@ struct Sm90Traits {
   static constexpr int kReaders = 4 * (C.ping_pong ? 1 : C.consumers) * C.multicast;
   // What a consumer keeps for each column: a bias, and a factor where operands have scales.
   static constexpr int kVectors = element_bytes(kMma) == 1 ? 2 : 1;
-  // Row sums of a by a product with ones.
-  static constexpr bool kRowSums = C.row_sums;
   static constexpr int kSharedBytes = C.stages * kStage + C.consumers * kSlabs * kSlab +
-                                      (kRowSums ? kOnesBytes : 0) +
+                                      (C.row_sums ? kOnesBytes : 0) +
                                       4 * kVectors * C.n * C.consumers + 8 * (2 * C.stages + 2);
   static_assert(kSharedBytes <= 227 * 1024);
   static_assert(kConsumerRows % 64 == 0 && C.n % kChunk == 0);
@@ -182,7 +177,7 @@ struct Sm90Shared {
   __device__ explicit Sm90Shared(uint8_t* raw) : stages(raw) {
     slabs = stages + T::C.stages * T::kStage;
     ones = slabs + T::C.consumers * T::kSlabs * T::kSlab;
-    columns = reinterpret_cast<float*>(ones + (T::kRowSums ? kOnesBytes : 0));
+    columns = reinterpret_cast<float*>(ones + (T::C.row_sums ? kOnesBytes : 0));
     full = reinterpret_cast<Barrier*>(columns + T::C.consumers * T::kVectors * T::C.n);
     empty = full + T::C.stages;
     turn = empty + T::C.stages;

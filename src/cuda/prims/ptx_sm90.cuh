@@ -6,12 +6,9 @@
 
 #include <cstdint>
 
-namespace dlkern::gpu {
+#include "cuda/prims/ptx.cuh"
 
-// Address of shared memory as the instructions below take it.
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+namespace dlkern::gpu {
 
 // ---- Barriers that count arrivals and bytes ----------------------------------------------------
 
@@ -112,10 +109,6 @@ __device__ __forceinline__ void tma_store_commit() {
 template <int kLeft>
 __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
-}
-// Until all of this thread's stores are complete.
-__device__ __forceinline__ void tma_store_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 // Ordinary writes to shared memory before it are seen by bulk copies and wgmma after it.
 __device__ __forceinline__ void fence_async_shared() {
