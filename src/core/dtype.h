@@ -37,6 +37,7 @@ inline bool is_floating(DType t) {
   return t == DType::kFloat64 || t == DType::kFloat32 || t == DType::kFloat16 ||
          t == DType::kBFloat16;
 }
+inline bool is_float8(DType t) { return t == DType::kFloat8E4M3 || t == DType::kFloat8E5M2; }
 inline bool is_index(DType t) { return t == DType::kInt32 || t == DType::kInt64; }
 
 // Calls f.template operator()<T>() with the C++ type of a floating dtype:

@@ -22,8 +22,6 @@ namespace {
 
 using namespace gpu;
 
-bool is_float8(DType t) { return t == DType::kFloat8E4M3 || t == DType::kFloat8E5M2; }
-
 const char* cannot_multiply(const Gemm& g) {
   if (compute_capability() < 80) return "the GPU's compute capability is below 8.0";
   if (g.a.dtype == DType::kFloat32 && !g.tf32) {

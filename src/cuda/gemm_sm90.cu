@@ -148,58 +148,69 @@ int64_t tiles_of(const Gemm& g, const Sm90Plan& plan) {
          ceil_div(plan.second.rows, c.n);
 }
 
-// y in slabs, where its strides allow that.
-StoreKind store_kind(const Gemm& g, const Sm90Plan& plan) {
+bool is_wide(const Gemm& g) { return dtype_size(g.y.dtype) == 4; }
+
+// y leaves in slabs where its strides allow that.
+bool is_for_slabs(const Gemm& g, const Sm90Plan& plan) {
   const int bytes = static_cast<int>(dtype_size(g.y.dtype));
-  const bool wide = g.y.dtype == DType::kFloat32 || g.y.dtype == DType::kInt32;
-  if (!wide && bytes != 2) return StoreKind::kElements;
-  if (!plan.transposed && plan.tile().cluster_k) return StoreKind::kElements;
+  if (bytes != 2 && bytes != 4) return false;
+  if (!plan.transposed && plan.tile().cluster_k) return false;
   // y where it is the same for all items (groups) has no batch stride to check.
-  const Operand as{&g.y, 3, g.m, g.y.row, g.y.col, bytes};
   const int64_t unit = 16 / bytes;
   bool fits =
       (g.y.col == 1 || g.n == 1) && reinterpret_cast<uintptr_t>(g.y.data) % 16 == 0 &&
       (g.m == 1 || (g.y.row > 0 && g.y.row % unit == 0 && g.y.row * bytes < (int64_t{1} << 40)));
   for (int d = 0; d < g.batch.ndim; ++d) {
-    const int64_t s = g.batch.stride[as.which][d];
+    const int64_t s = g.batch.stride[3][d];
     fits = fits && (s % unit == 0 && s >= 0);
   }
-  return !fits ? StoreKind::kElements : wide ? StoreKind::kSlab32 : StoreKind::kSlab16;
+  return fits;
 }
 
-// What there is to do in the epilogue: bits of Sm90Feature.
+// c is one row of a tile for all: added in registers.
+bool has_bias(const Gemm& g, const Sm90Plan& plan) {
+  return g.beta != 0 && (plan.transposed ? g.c.col : g.c.row) == 0 && g.c.dtype != DType::kFloat64;
+}
+
+// The activation is one of quick_activation(), and comes right after the bias. That depends on how a
+// problem is turned, and so on m.
+bool is_quick(const Gemm& g, const Sm90Plan& plan) {
+  const bool usual = g.activation == DLK_ACTIVATION_RELU || g.activation == DLK_ACTIVATION_GELU ||
+                     g.activation == DLK_ACTIVATION_GELU_TANH ||
+                     g.activation == DLK_ACTIVATION_SILU;
+  return usual && !g.saved.data && !g.pre.data && (g.beta == 0 || has_bias(g, plan)) &&
+         dtype_size(g.y.dtype) == 2 && !g.batch_invariant;
+}
+
+// What of the epilogue is not done in registers.
+Epilogue left_after_registers(const Gemm& g, const Sm90Plan& plan) {
+  Epilogue e = g;
+  e.alpha = 1;
+  if (has_bias(g, plan)) e.beta = 0;
+  if (is_quick(g, plan)) e.activation = DLK_ACTIVATION_NONE;
+  return e;
+}
+
+// Bits of Sm90Feature.
 uint32_t features_of(const Gemm& g, const Sm90Plan& plan) {
   uint32_t features = 0;
   const auto add = [&](bool present, Sm90Feature feature) {
     if (present) features |= feature;
   };
-  const int64_t c_row = plan.transposed ? g.c.col : g.c.row;  // along the rows of a tile
-  add(g.beta != 0, c_row == 0 && g.c.dtype != DType::kFloat64 ? kBias : kAddend);
-  add(g.pre.data, kPre);
-  add(g.saved.data, kSaved);
-  add(g.residual.data, kResidual);
-  add(g.amax, kAmax);
-  add(g.scale_y, kScaleY);
   const auto scales = [](const Scale& s) { return s.data && !s.along_depth(); };
+  add(has_bias(g, plan), kBias);
   add(scales(plan.transposed ? g.scale_b : g.scale_a), kRowScales);
   add(scales(plan.transposed ? g.scale_a : g.scale_b), kColScales);
   add(g.a.dtype == DType::kInt8 && g.y.dtype == DType::kInt32, kRaw);
-  if (!g.saved.data && g.activation != DLK_ACTIVATION_NONE) {
-    const bool usual = g.activation == DLK_ACTIVATION_RELU || g.activation == DLK_ACTIVATION_GELU ||
-                       g.activation == DLK_ACTIVATION_GELU_TANH ||
-                       g.activation == DLK_ACTIVATION_SILU;
-    // Where it comes right after the bias. That depends on how a problem is turned, and so on m.
-    const bool next =
-        !(features & (kAddend | kPre)) && dtype_size(g.y.dtype) == 2 && !g.batch_invariant;
-    add(true, usual && next ? kQuick : kActivation);
-  }
+  add(is_quick(g, plan), kQuick);
+  add(!left_after_registers(g, plan).is_plain(), kMore);
+  add(!is_for_slabs(g, plan), kStrided);
   return features;
 }
 
 bool needs_full(const Gemm& g, const Sm90Plan& plan) {
   if (plan.parts() > 1) return false;  // finished when the parts are added
-  return g.is_grouped() || store_kind(g, plan) == StoreKind::kElements ||
-         (features_of(g, plan) & ~kLight) != 0;
+  return g.is_grouped() || (features_of(g, plan) & kNeedsFull);
 }
 
 // Estimated time of a configuration in clocks of a multiprocessor, fitted to times on an H200.
@@ -248,7 +259,7 @@ void for_each_choice(const Gemm& g, const Sm90Plan& plan, F&& f) {
     const Sm90Config& c = kSm90Configs[i];
     if ((c.planes == 3) != plan.planes || (c.planes == 1 && c.promote != fp8)) continue;
     if (c.cluster_k && !(thin && c.n < 2 * std::max<int64_t>(plan.second.rows, 16))) continue;
-    if (!c.cluster_k && plan.transposed && !fp8) continue;
+    if (!c.cluster_k && plan.transposed) continue;
     if (c.cluster_k && g.is_grouped()) continue;
     if (c.row_sums != (g.row_sum.data != nullptr)) continue;
     if (!find_kernel(plan.mma, i, plan.first.along_k, plan.second.along_k).function) continue;
@@ -329,8 +340,9 @@ Sm90Plan make_plan(const Gemm& g, bool packing) {
   if (plan.reason) return plan;
   plan.planes = g.a.dtype == DType::kFloat32 && !g.tf32;
   // Thin y with few rows: transposed. What is grouped, summed by rows or stored along m is not.
-  plan.transposed =
-      g.m <= 128 && g.n > g.m && g.y.col == 1 && !g.row_sum.data && !plan.planes && !g.is_grouped();
+  // float8 has no thin tiles.
+  plan.transposed = g.m <= 128 && g.n > g.m && g.y.col == 1 && !g.row_sum.data && !plan.planes &&
+                    !g.is_grouped() && !is_float8(g.a.dtype);
   plan.first = plan.transposed ? operand_b(g) : operand_a(g);
   plan.second = plan.transposed ? operand_a(g) : operand_b(g);
   plan.mma = *mma_of(plan.first.from->dtype, plan.second.from->dtype, g.tf32);
@@ -451,25 +463,33 @@ CUtensorMap map_operand(const Gemm& g, const Operand& o, uint8_t* packed, const 
   return map_matrix(g, o.from->data, o.which, bytes, o.rows, g.k.numel, o.k, 64, box_k, steps);
 }
 
-Matrix transposed(Matrix m) {
-  std::swap(m.row, m.col);
-  return m;
-}
-
 void set_epilogue(const Gemm& g, const Sm90Plan& plan, Sm90Args& args) {
-  args.store = store_kind(g, plan);
   args.features = features_of(g, plan);
-  args.e = g;
-  if (plan.transposed) {
-    for (Matrix* m : {&args.e.y, &args.e.c, &args.e.pre, &args.e.residual, &args.e.saved}) {
-      *m = transposed(*m);
-    }
-  }
+  args.e = left_after_registers(g, plan);
   args.alpha = static_cast<float>(g.alpha);
   args.beta = static_cast<float>(g.beta);
-  args.scalars = {g.activation_alpha, g.activation_threshold};
+  args.bias = {g.c.data, g.c.dtype, 0, plan.transposed ? g.c.row : g.c.col};
+  args.quick = g.activation;
+  args.wide = is_wide(g);
   args.scale_row = plan.transposed ? g.scale_b : g.scale_a;
   args.scale_col = plan.transposed ? g.scale_a : g.scale_b;
+}
+
+// How many tiles there are of each kind that the kernel divides by.
+void set_tiles(const Gemm& g, const Sm90Config& c, int64_t parts, Sm90Args& args) {
+  const int below = c.share_a ? 1 : c.multicast, beside = c.share_a ? c.multicast : 1;
+  args.tiles_m = static_cast<int>(ceil_div(ceil_div(args.rows, c.m), below));
+  args.tiles_n = static_cast<int>(ceil_div(ceil_div(args.cols, c.n), beside));
+  args.band = std::max(1, 2048 / (c.m * below));
+  args.last_band = args.tiles_m % args.band;
+  const int64_t of_item = int64_t{args.tiles_m} * args.tiles_n;
+  args.tiles = static_cast<int>(of_item * g.batch.numel * parts);
+  args.by_item = FastDiv(of_item);
+  args.by_band_tiles = FastDiv(int64_t{args.band} * args.tiles_n);
+  args.by_band = FastDiv(args.band);
+  args.by_last_band = FastDiv(std::max(args.last_band, 1));
+  args.by_parts = FastDiv(parts);
+  args.by_inner = FastDiv(g.batch.ndim > 0 ? g.batch.shape[g.batch.ndim - 1] : 1);
 }
 
 void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
@@ -493,11 +513,10 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
   args.rows = static_cast<int>(plan.first.rows);
   args.cols = static_cast<int>(plan.second.rows);
   args.k_blocks = static_cast<int>(ceil_div(g.k.numel, depth_of(plan.mma)));
-  args.tiles_m = static_cast<int>(ceil_div(args.rows, c.m));
-  args.tiles_n = static_cast<int>(ceil_div(args.cols, c.n));
-  args.band = std::max(1, 2048 / (c.m * (c.share_a ? 1 : c.multicast)));
+  while (c.cluster_k && 1 << args.split_bits < plan.blocks_k) ++args.split_bits;
   args.part_blocks = static_cast<int>(ceil_div(args.k_blocks, plan.parts()));
   args.parts = static_cast<int>(ceil_div(args.k_blocks, args.part_blocks));  // none is empty
+  set_tiles(g, c, args.parts, args);
   args.batch = g.batch;
   args.transposed = plan.transposed;
   args.row_sum = g.row_sum;
@@ -511,7 +530,7 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
       map_operand(g, plan.second, places[1], packs[1], c.share_a ? c.n : c.n / c.multicast, args.b);
   CUtensorMap map_y{};
   if (args.parts > 1) {
-    args.store = StoreKind::kSlab32;
+    args.wide = true;
     args.e = Epilogue{};
     args.features = 0;
     args.alpha = 1;
@@ -522,31 +541,28 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
                              {static_cast<uint64_t>(g.n), static_cast<uint64_t>(g.m),
                               static_cast<uint64_t>(args.parts), 1},
                              {line, line * g.m, 16},
-                             {32, 64}});
+                             {32, 16}});
     if (g.row_sum.data) {
       args.row_sum = {reinterpret_cast<float*>(workspace + plan.sums_at) + g.n, DType::kFloat32,
                       plan.pitch, g.m * plan.pitch};
       args.add_row_sum = false;
     }
-  } else if (args.store != StoreKind::kElements) {
-    const int bytes = args.store == StoreKind::kSlab16 ? 2 : 4;
-    const uint32_t columns = std::min(c.n, bytes == 2 ? 64 : 32);
+  } else if (!(args.features & kStrided)) {
+    const int bytes = args.wide ? 4 : 2;
+    const uint32_t columns = std::min(c.n, kSwizzleBytes / bytes);
     map_y = map_matrix(g, g.y.data, 3, bytes, g.n, g.m, g.y.row,
                        plan.transposed ? kSwizzleBytes / bytes : columns,
-                       plan.transposed ? columns : 64, args.y);
+                       plan.transposed ? columns : 16, args.y);
   }
 
   const Sm90Kernel kernel =
       find_kernel(plan.mma, plan.config, plan.first.along_k, plan.second.along_k);
   const int cluster = c.cluster_k ? plan.blocks_k : c.multicast;
-  const int64_t tiles = ceil_div(args.tiles_m, c.share_a ? 1 : c.multicast) *
-                        ceil_div(args.tiles_n, c.share_a ? c.multicast : 1) * g.batch.numel *
-                        args.parts;
-  int64_t clusters = c.cluster_k ? tiles : clusters_at_once(kernel, cluster);
-  if (!g.is_grouped()) clusters = std::min(clusters, tiles);
+  int clusters = c.cluster_k ? args.tiles : clusters_at_once(kernel, cluster);
+  if (!g.is_grouped()) clusters = std::min(clusters, args.tiles);
   void* arguments[] = {const_cast<CUtensorMap*>(&map_a), const_cast<CUtensorMap*>(&map_b), &map_y,
                        &args};
-  launch_raw(kernel.function, static_cast<unsigned>(clusters * cluster), kernel.threads,
+  launch_raw(kernel.function, clusters * cluster, kernel.threads,
              kernel.shared_bytes, static_cast<Stream>(launch.stream), arguments, cluster);
   if (args.parts > 1) {
     add_parts<float>(g, workspace + plan.sums_at, plan.pitch, args.parts, launch, flag);

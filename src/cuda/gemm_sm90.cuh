@@ -62,10 +62,9 @@ __device__ void produce(const Sm90Args& args, const CUtensorMap& map_a, const CU
   Sm90Tiles<T> tiles(args, rank);
   Sm90Tile t;
   while (tiles.next(t)) {
-    int index[2], at_a[4], at_b[4];
-    item_index(args, t.item, index);
-    map_item(args.a, index, at_a);
-    map_item(args.b, index, at_b);
+    int at_a[4], at_b[4];
+    map_item(args.a, t.index, at_a);
+    map_item(args.b, t.index, at_b);
     for (int block = t.k_begin; block < t.k_end; ++block, ring.advance()) {
       barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
       Barrier* full = &shared.full[ring.stage];
@@ -84,10 +83,6 @@ __device__ void produce(const Sm90Args& args, const CUtensorMap& map_a, const CU
 }
 
 // ---- Consumers ---------------------------------------------------------------------------------
-
-// A consumer's sums: [instruction][register], see wgmma.cuh.
-template <class T>
-using Sm90Sums = MmaSum<T::kMma>[T::kMmas][T::C.n / 2];
 
 // A warp is done with a stage: told to each block that fills it.
 template <class T>
@@ -286,7 +281,7 @@ template <class T>
 __device__ __forceinline__ void finish_cluster_tile(const Sm90Tile& t, Sm90Sums<T>& sums,
                                                     Sm90Output<T>& out, const Sm90Shared<T>& shared,
                                                     int row, uint32_t rank) {
-  constexpr int kQuads = T::kChunk / 8;
+  constexpr int kQuads = T::kChunk / 8, kChunksOfSlab = T::kSlabColumns16 / T::kChunk;
   static_assert(T::kMmas == 1 && T::C.consumers == 1);
   static_assert(T::C.m * T::C.n * 4 <= T::C.stages * T::kStage);
   const uint32_t blocks = cluster_size();
@@ -302,9 +297,9 @@ __device__ __forceinline__ void finish_cluster_tile(const Sm90Tile& t, Sm90Sums<
     }
     cluster_sync();
   }
-  out.rows(t, row, [&](int chunk, float(&v)[T::kChunk / 2]) {
-    if (blocks == 1) return out.take(sums[0], chunk, v);
-    if (chunk * T::kChunk / T::kSlabColumns16 % blocks != rank) return false;
+  out.finish(t, row, [&](int chunk, float(&v)[T::kChunk / 2]) {
+    if (blocks == 1) return out.take(sums, chunk, v);
+    if (chunk / kChunksOfSlab % blocks != rank) return false;
     MmaSum<T::kMma> total[T::kChunk / 2] = {};
     for (uint32_t block = 0; block < blocks; ++block) {
 #pragma unroll
@@ -382,11 +377,9 @@ __device__ void consume(const Sm90Args& args, const CUtensorMap& map_y, const Sm
     if constexpr (T::C.cluster_k) {
       finish_cluster_tile<T>(t, sums, out, shared, row, rank);
     } else {
-#pragma unroll
-      for (int i = 0; i < T::kMmas; ++i) {
-        out.rows(t, row + 64 * i,
-                 [&](int chunk, float(&v)[T::kChunk / 2]) { return out.take(sums[i], chunk, v); });
-      }
+      out.finish(t, row, [&](int chunk, float(&v)[T::kChunk / 2]) {
+        return out.take(sums, chunk, v);
+      });
     }
   }
   out.end();

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "core/activation_math.h"
+#include "core/fast_div.h"
 #include "cuda/prims/mma_kind.h"
 #include "ops/gemm.h"
 
@@ -67,48 +67,46 @@ Sm90Kernel sm90_kernel_along_k(gpu::Mma mma, int config);  // the others, which 
 
 // ---- Arguments ---------------------------------------------------------------------------------
 
-// How y leaves a block: element by element, or in slabs of elements of 2 or 4 bytes.
-enum class StoreKind { kElements, kSlab16, kSlab32 };
-
 // Where a box of a batch item lies: coordinates 2 and 3 of the tensor map are
 // index[0] * step[0] + index[1] * step[1], index being that of the item in the batch.
 struct MapSteps {
   int step[2][2] = {};
 };
 
-// What an epilogue has to do besides y = alpha * sum: bits of Sm90Args::features.
+// What is to be done with sums besides y = alpha * sum: bits of Sm90Args::features.
 enum Sm90Feature : uint32_t {
+  // In registers, by every kernel.
   kBias = 1,       // c is one row for all
   kRowScales = 2,  // factors of the sums, but for those along the depth
   kColScales = 4,
-  kAddend = 8,
-  kPre = 16,
-  kActivation = 32,
-  kSaved = 64,
-  kResidual = 128,
-  kAmax = 256,
-  kScaleY = 512,
-  kRaw = 1024,   // int32 sums go out as they are
-  kQuick = 2048  // an activation of quick_activation(), and y is of 16 bits
+  kRaw = 8,     // int32 sums go out as they are
+  kQuick = 16,  // an activation of quick_activation(), and y is of 16 bits
+  // By the full epilogue.
+  kMore = 32,    // what else ops/epilogue.h has
+  kStrided = 64  // y is not for slabs
 };
-
-// What kernels without the full epilogue can do.
-inline constexpr uint32_t kLight = kBias | kRowScales | kColScales | kRaw | kQuick;
+inline constexpr uint32_t kNeedsFull = kMore | kStrided;
 
 // Rows and columns are those of a tile: y's, or y^T's where it is computed transposed.
 struct Sm90Args {
-  Epilogue e;
+  Epilogue e;  // what is left to be done after the features in registers; of y as it is
   uint32_t features = 0;
   float alpha = 1, beta = 0;
-  ActivationScalars<float> scalars;
+  Matrix bias;
+  dlk_activation quick = DLK_ACTIVATION_NONE;
   int rows = 0, cols = 0;
   int k_blocks = 0;                // stages along k
-  int tiles_m = 0, tiles_n = 0;    // of an item
-  int band = 8;                    // tiles (of a cluster) in the height of a band
+  int split_bits = 0;              // 2^this blocks of a cluster share them
+  int tiles = 0;                   // of all items and parts; those of a cluster count as one here,
+  int tiles_m = 0, tiles_n = 0;    // and here: those of an item
+  int band = 8;                    // in the height of a band
+  int last_band = 0;               // of one that is less high, if there is
+  // Tiles of an item, of a band, `band`, `last_band`, `parts`, the last of batch.shape.
+  FastDiv by_item, by_band_tiles, by_band, by_last_band, by_parts, by_inner;
   int parts = 1, part_blocks = 0;  // k in parts of so many stages; then y is [parts, rows, cols]
   StridedIndex<Gemm::kTensors> batch;  // one or two dimensions, or none
   MapSteps a, b, y;
-  StoreKind store = StoreKind::kElements;
+  bool wide = false;  // y has elements of 4 bytes, not 2
   bool transposed = false;
   Scale scale_row, scale_col;
   Matrix row_sum;  // optional: sums of a's rows; col: from part to part

@@ -7,118 +7,15 @@
 
 namespace dlkern::gpu {
 
-// ---- Epilogue ----------------------------------------------------------------------------------
+// A consumer's sums: [instruction][register], see wgmma.cuh. Register 4 j + i of a thread holds row
+// lane / 4 + 8 (i / 2) of its warp's 16 and column 8 j + lane % 4 * 2 + i % 2.
+template <class T>
+using Sm90Sums = MmaSum<T::kMma>[T::kMmas][T::C.n / 2];
 
-// kChunk columns of 64 rows: of each thread, register 4 j + i holds row + 8 (i / 2) and column
-// col + 8 j + i % 2.
-template <int kCount>
-struct Fragment {
-  float v[kCount];
-  int row, col;          // of register 0, in y
-  int row_end, col_end;  // beyond them nothing is read or written
+__device__ constexpr int fragment_row(int i) { return i / 2 % 2 * 8; }
+__device__ constexpr int fragment_col(int i) { return i / 4 * 8 + i % 2; }
 
-  __device__ static constexpr int row_of(int i) { return i / 2 % 2 * 8; }
-  __device__ static constexpr int col_of(int i) { return i / 4 * 8 + i % 2; }
-  __device__ bool inside(int i) const {
-    return row + row_of(i) < row_end && col + col_of(i) < col_end;
-  }
-  // f(register, offset in t) for each element inside.
-  template <class F>
-  __device__ void for_each(const Matrix& t, F&& f) {
-    const int64_t first = row * t.row + col * t.col;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (inside(i)) f(v[i], first + row_of(i) * t.row + col_of(i) * t.col);
-    }
-  }
-};
-
-template <int kCount>
-__device__ void load_fragment(const Fragment<kCount>& as, const Matrix& t, int64_t at,
-                              float (&v)[kCount]) {
-  with_type<false>(t, [&]<class E>(const E* data) {
-    const E* p = data + at + as.row * t.row + as.col * t.col;
-    // Neighbours in one access, where all of them are aligned for that.
-    struct alignas(2 * sizeof(E)) Pair {
-      E v[2];
-    };
-    const bool pairs =
-        t.col == 1 && t.row % 2 == 0 && reinterpret_cast<uintptr_t>(data + at) % sizeof(Pair) == 0;
-#pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
-      const E* place = p + as.row_of(i) * t.row + as.col_of(i) * t.col;
-      v[i] = v[i + 1] = 0;
-      if (pairs && as.inside(i + 1)) {
-        const Pair pair = *reinterpret_cast<const Pair*>(place);
-        v[i] = static_cast<float>(pair.v[0]);
-        v[i + 1] = static_cast<float>(pair.v[1]);
-      } else {
-        if (as.inside(i)) v[i] = static_cast<float>(place[0]);
-        if (as.inside(i + 1)) v[i + 1] = static_cast<float>(place[t.col]);
-      }
-    }
-  });
-}
-
-// First elements of an item's matrices. Made where it is used: there is no room to keep it.
-struct ItemOffsets {
-  int64_t v[Gemm::kTensors];
-
-  __device__ ItemOffsets(const Sm90Args& args, int item) : v{} {
-    if (args.batch.numel > 1) args.batch.offsets(item, v);
-  }
-};
-
-// What follows alpha, scales and a bias, up to the rounding to y.
-template <int kCount>
-__device__ void apply_epilogue(const Sm90Args& args, uint32_t features, Fragment<kCount>& f,
-                               const ItemOffsets& at) {
-  const Epilogue& e = args.e;
-  float t[kCount];
-  if (features & kAddend) {
-    load_fragment(f, e.c, at.v[2], t);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) f.v[i] = fmaf(args.beta, t[i], f.v[i]);
-  }
-  if (features & kPre) {
-    f.for_each(e.pre, [&](float v, int64_t offset) { store_as(e.pre, at.v[4] + offset, v); });
-  }
-  if (features & kSaved) {
-    load_fragment(f, e.saved, at.v[6], t);
-    dispatch_activation(e.activation, [&]<dlk_activation kKind>() {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        f.v[i] = activation_backward<kKind, FastMath>(f.v[i], t[i], args.scalars);
-      }
-    });
-  }
-  if (features & kActivation) {
-    dispatch_activation(e.activation, [&]<dlk_activation kKind>() {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        f.v[i] = activation_forward<kKind, FastMath>(f.v[i], args.scalars);
-    });
-  }
-  if (features & kResidual) {
-    load_fragment(f, e.residual, at.v[5], t);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) f.v[i] += t[i];
-  }
-  if (features & kAmax) {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (f.inside(i)) largest = max(largest, amax_bits(f.v[i]));
-    }
-    for (int mask = 16; mask > 0; mask /= 2) largest = max(largest, shuffle_xor(largest, mask));
-    if (threadIdx.x % 32 == 0) raise_amax(e.amax, largest);
-  }
-  if (features & kScaleY) {
-    const float scale = *e.scale_y;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) f.v[i] *= scale;
-  }
-}
+// ---- Slabs: what leaves, in shared memory ------------------------------------------------------
 
 // Two elements of 16 bits; which type they are is known at run time.
 __device__ __forceinline__ uint32_t pack_pair(bool bfloat, float low, float high) {
@@ -136,39 +33,38 @@ __device__ __forceinline__ uint8_t* slab_at(uint8_t* slab, int row, int col16) {
   return slab + row * kSwizzleBytes + ((col16 ^ (row & 7)) << 4);
 }
 
-// A chunk into a slab, at column `first` there. Transposed, a slab's rows are y's columns.
+// A chunk into a slab, at column `first` there: this warp's 16 rows. Transposed, a slab's rows are
+// the columns, and its 128 bytes the 64 rows of all warps.
 template <int kChunk, bool kTransposed>
 __device__ __forceinline__ void chunk_to_slab16(const float (&v)[kChunk / 2], bool bfloat,
                                                 uint8_t* slab, int first) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const int half = lane / 8 % 2;  // this lane has the address of a row of this matrix
-  const int col = first + (kChunk == 16 ? lane / 16 * 8 : 0);
-  uint8_t* place = kTransposed ? slab_at(slab, col + lane % 8, warp * 2 + half)
-                               : slab_at(slab, warp * 16 + half * 8 + lane % 8, col / 8);
-  uint32_t r[kChunk / 4];
+  const int half = lane / 8 % 2, next = lane / 16;  // this lane has the address of a row of these
 #pragma unroll
-  for (int i = 0; i < kChunk / 4; ++i) r[i] = pack_pair(bfloat, v[2 * i], v[2 * i + 1]);
-  if constexpr (kChunk == 16) {
+  for (int j = 0; j < kChunk / 16; ++j) {
+    const int col = first + 16 * j + 8 * next;
+    uint8_t* place = kTransposed ? slab_at(slab, col + lane % 8, warp * 2 + half)
+                                 : slab_at(slab, half * 8 + lane % 8, col / 8);
+    uint32_t r[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) r[i] = pack_pair(bfloat, v[8 * j + 2 * i], v[8 * j + 2 * i + 1]);
     stmatrix_x4<kTransposed>(place, r[0], r[1], r[2], r[3]);
-  } else {
-    stmatrix_x2<kTransposed>(place, r[0], r[1]);
   }
 }
 
-// The same for 4 bytes. Transposed: two slabs of `columns` rows and 32 columns, one after the other.
+// The same for 4 bytes, a chunk being a slab. Transposed: two boxes of kChunk rows and 32 columns.
 template <int kChunk, bool kTransposed>
-__device__ __forceinline__ void chunk_to_slab32(const float (&v)[kChunk / 2], uint8_t* slab,
-                                                int first, int columns) {
-  using F = Fragment<kChunk / 2>;
+__device__ __forceinline__ void chunk_to_slab32(const float (&v)[kChunk / 2], uint8_t* slab) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
   for (int i = 0; i < kChunk / 2; i += 2) {
-    const int row = warp * 16 + lane / 4 + F::row_of(i), col = first + lane % 4 * 2 + F::col_of(i);
+    const int row = lane / 4 + fragment_row(i), col = lane % 4 * 2 + fragment_col(i);
     if constexpr (kTransposed) {
-      uint8_t* box = slab + row / 32 * (columns * kSwizzleBytes);
+      uint8_t* box = slab + warp / 2 * (kChunk * kSwizzleBytes);
+      const int along = warp % 2 * 16 + row;
 #pragma unroll
       for (int next = 0; next < 2; ++next) {
-        uint8_t* place = slab_at(box, col + next, row % 32 / 4) + row % 4 * 4;
+        uint8_t* place = slab_at(box, col + next, along / 4) + along % 4 * 4;
         *reinterpret_cast<float*>(place) = v[i + next];
       }
     } else {
@@ -178,17 +74,21 @@ __device__ __forceinline__ void chunk_to_slab32(const float (&v)[kChunk / 2], ui
   }
 }
 
-// f(registers of the chunk), by a number known at run time only: registers have no addresses.
-template <int kChunk, int kFirst, int kLast, class Sum, int kCount, class F>
-__device__ __forceinline__ void visit_chunk(Sum (&sums)[kCount], int chunk, F&& f) {
+// ---- Sums in registers -------------------------------------------------------------------------
+
+// f(registers of a chunk), by a number known at run time only: registers have no addresses. Chunks
+// are counted through the columns of one instruction after the other.
+template <class T, int kFirst, int kLast, class F>
+__device__ __forceinline__ void visit_chunk(const Sm90Sums<T>& sums, int chunk, F&& f) {
   if constexpr (kLast - kFirst == 1) {
-    f(sums + kFirst * (kChunk / 2));
+    constexpr int kChunks = T::C.n / T::kChunk;
+    f(sums[kFirst / kChunks] + kFirst % kChunks * (T::kChunk / 2));
   } else {
     constexpr int kMiddle = (kFirst + kLast) / 2;
     if (chunk < kMiddle) {
-      visit_chunk<kChunk, kFirst, kMiddle>(sums, chunk, f);
+      visit_chunk<T, kFirst, kMiddle>(sums, chunk, f);
     } else {
-      visit_chunk<kChunk, kMiddle, kLast>(sums, chunk, f);
+      visit_chunk<T, kMiddle, kLast>(sums, chunk, f);
     }
   }
 }
@@ -252,29 +152,32 @@ __device__ __forceinline__ void quick_activation(dlk_activation kind, float (&v)
   }
 }
 
-// One consumer's way out: 64 rows at a time, chunk by chunk.
+// ---- One consumer's way out --------------------------------------------------------------------
+
+// Chunk by chunk: 64 rows and kChunk columns, of which each warp has 16 rows. A loop, though
+// registers must then be chosen at run time: straight code for all chunks takes longer to come from
+// memory than to run. Warps do not wait for each other, but for transposed tiles, whose slabs have
+// rows of all of them.
 template <class T>
 class Sm90Output {
-  using Sum = MmaSum<T::kMma>;
-  static constexpr int kChunks = T::C.n / T::kChunk;
+  static constexpr int kChunks = T::C.n / T::kChunk;  // beside each other
+  static constexpr bool kWarpSlabs = !T::C.cluster_k;
 
  public:
   __device__ Sm90Output(const Sm90Args& args, const CUtensorMap& map_y, const Sm90Shared<T>& shared,
                         int consumer)
-      : args_(args), map_y_(map_y), consumer_(consumer) {
-    features_ = args.features;
-    slabs_ = shared.slabs + consumer * T::kSlabs * T::kSlab;
-    columns_ = shared.columns + consumer * T::kVectors * T::C.n;
-    first_row_ = T::C.ping_pong ? 0 : consumer * T::kConsumerRows;
+      : args_(args), map_y_(map_y), consumer_(consumer), features_(args.features) {
     lane_ = threadIdx.x % 32;
     warp_ = threadIdx.x / 32 % 4;
+    slabs_ = shared.slabs + consumer * T::kSlabs * T::kSlab;
+    if (kWarpSlabs || !args.transposed) slabs_ += warp_ * (T::kSlab / 4);
+    columns_ = shared.columns + consumer * T::kVectors * T::C.n;
+    first_row_ = T::C.ping_pong ? 0 : consumer * T::kConsumerRows;
   }
 
-  // Before the sums are there. c, where it is one row for all, is on its way from here on.
+  // Before the sums are there. A bias is on its way from here on.
   __device__ void begin(const Sm90Tile& t) {
-    int index[2];
-    item_index(args_, t.item, index);
-    map_item(args_.y, index, at_y_);
+    map_item(args_.y, t.index, at_y_);
     at_y_[2] += t.part;
     if (features_ & kBias) fetch_bias(t);
     if constexpr (T::kVectors == 2) {
@@ -290,40 +193,43 @@ class Sm90Output {
     for (int i = 0; i < kColumns; ++i) {
       const int col = i * 128 + threadIdx.x % 128;
       if (T::C.n < 128 && col >= T::C.n) continue;
-      columns_[col] = as_float(args_.e.c.dtype, bias_[i]);
+      columns_[col] = as_float(args_.bias.dtype, bias_[i]);
       if constexpr (T::kVectors == 2) columns_[T::C.n + col] = col_scale_[i];
     }
     sync();
   }
 
   // The sums of a chunk.
-  __device__ __forceinline__ bool take(const Sum (&sums)[T::C.n / 2], int chunk,
+  __device__ __forceinline__ bool take(const Sm90Sums<T>& sums, int chunk,
                                        float (&v)[T::kChunk / 2]) const {
-    visit_chunk<T::kChunk, 0, kChunks>(sums, chunk, [&](const Sum* from) {
+    visit_chunk<T, 0, T::kMmas * kChunks>(sums, chunk, [&](const MmaSum<T::kMma>* from) {
 #pragma unroll
       for (int i = 0; i < T::kChunk / 2; ++i) v[i] = from_sum(from[i], is_raw());
     });
     return true;
   }
 
-  // 64 rows from `row` (in the tile) on. fetch(chunk, v) gives the sums of a chunk; false: that slab
-  // is another block's. A loop, though registers must then be chosen at run time: straight code for
-  // all chunks takes longer to come from memory than to run.
+  // The consumer's rows, from `first_row` in the tile on. fetch(chunk, v) gives the sums of a chunk;
+  // false: those of its slab are another block's.
   template <class Fetch>
-  __device__ __forceinline__ void rows(const Sm90Tile& t, int row, Fetch&& fetch) {
-    const bool slabs = !T::C.full || (args_.store != StoreKind::kElements && is_whole(t, row));
+  __device__ __forceinline__ void finish(const Sm90Tile& t, int first_row, Fetch&& fetch) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
+    for (int chunk = 0; chunk < T::kMmas * kChunks; ++chunk) {
+      const int row = first_row + chunk / kChunks * 64, col = chunk % kChunks * T::kChunk;
+      if (t.m + row >= t.m_end || t.n + col >= t.n_end) continue;
       float v[T::kChunk / 2];
       if (!fetch(chunk, v)) continue;
       if (!is_raw()) {
-        scale(row, chunk * T::kChunk, v);
-        if (features_ & kQuick) quick_activation(args_.e.activation, v);
+        scale(chunk / kChunks, col, v);
+        if (features_ & kQuick) quick_activation(args_.quick, v);
       }
       if constexpr (T::C.full) {
-        if ((features_ & ~kLight) || !slabs) finish_chunk(t, row, chunk, v, !slabs);
+        if ((features_ & kNeedsFull) || !is_whole(t, row)) {
+          finish_runs(t, row, col, v);
+          continue;
+        }
       }
-      if (slabs) store_chunk(t, row, chunk * T::kChunk, v);
+      store_chunk(t, row, col, v);
     }
   }
 
@@ -336,26 +242,38 @@ class Sm90Output {
  private:
   // A box may not reach into the rows of another group.
   __device__ bool is_whole(const Sm90Tile& t, int row) const {
-    return args_.groups.along == Groups::Along::kNone || t.m + row + 64 <= t.m_end;
+    return args_.groups.along == Groups::Along::kNone || t.m + row + 16 * warp_ + 16 <= t.m_end;
   }
   __device__ void sync() const { named_barrier_sync(1 + consumer_, 128); }
-  __device__ bool is_leader() const { return threadIdx.x % 128 == 0; }
 
-  // Alpha, scales and bias of the chunk whose first column in the tile is `first`.
-  __device__ __forceinline__ void scale(int row, int first, float (&v)[T::kChunk / 2]) const {
-    using F = Fragment<T::kChunk / 2>;
-    const float* column = columns_ + first + lane_ % 4 * 2;
+  // Those who share a slab: a warp, or all of the consumer. One of them stores it.
+  __device__ void sync_slab() const { kWarpSlabs ? __syncwarp() : sync(); }
+  __device__ bool is_leader() const { return threadIdx.x % (kWarpSlabs ? 32 : 128) == 0; }
+
+  // A slab to write to: it has been stored, and no thread reads it any more.
+  __device__ uint8_t* free_slab() {
+    if (is_leader()) tma_store_wait_read<T::kSlabs - 1>();
+    sync_slab();
+    return slab();
+  }
+  __device__ uint8_t* slab() const { return slabs_ + (T::kSlabs > 1 ? slab_ * T::kSlab : 0); }
+
+  // Alpha, scales and bias of columns from `col` on, of the rows of one instruction.
+  __device__ __forceinline__ void scale(int instruction, int col, float (&v)[T::kChunk / 2]) const {
+    const float* column = columns_ + col + lane_ % 4 * 2;
     if (T::kVectors == 2 && (features_ & (kRowScales | kColScales))) {
       const auto multiply_columns = [&] {
 #pragma unroll
-        for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= column[T::C.n + F::col_of(i)];
+        for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= column[T::C.n + fragment_col(i)];
       };
       // a's factor first, so that a row's bits do not depend on how the product is turned.
       const bool columns = features_ & kColScales, first = args_.transposed;
       if (columns && first) multiply_columns();
-      const int i64 = row / 64 % T::kMmas;
 #pragma unroll
-      for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= row_scale_[i64][F::row_of(i) / 8];
+      for (int i = 0; i < T::kChunk / 2; ++i) {
+        const int half = fragment_row(i) / 8;
+        v[i] *= instruction == 0 ? row_scale_[0][half] : row_scale_[T::kMmas - 1][half];
+      }
       if (columns && !first) multiply_columns();
     } else {
       const float alpha = args_.alpha;
@@ -365,73 +283,94 @@ class Sm90Output {
     if (features_ & kBias) {
       const float beta = args_.beta;
 #pragma unroll
-      for (int i = 0; i < T::kChunk / 2; ++i) v[i] = fmaf(beta, column[F::col_of(i)], v[i]);
+      for (int i = 0; i < T::kChunk / 2; ++i) v[i] = fmaf(beta, column[fragment_col(i)], v[i]);
     }
   }
 
-  // What is left of the epilogue of one chunk; `elements`: and to memory.
-  __device__ __forceinline__ void finish_chunk(const Sm90Tile& t, int row, int chunk,
-                                               float (&v)[T::kChunk / 2], bool elements) {
-    Fragment<T::kChunk / 2> f;
-#pragma unroll
-    for (int i = 0; i < T::kChunk / 2; ++i) f.v[i] = v[i];
-    f.row = t.m + row + warp_ * 16 + lane_ / 4;
-    f.col = t.n + chunk * T::kChunk + lane_ % 4 * 2;
-    f.row_end = t.m_end;
-    f.col_end = t.n_end;
-    const ItemOffsets at(args_, t.item);
-    if (!is_raw()) apply_epilogue(args_, features_, f, at);
-#pragma unroll
-    for (int i = 0; i < T::kChunk / 2; ++i) v[i] = f.v[i];
-    if (elements) store_elements(f, at.v[3]);
-  }
-
-  // The chunk at column `col` of the tile into a slab, which is stored with its last chunk.
+  // A chunk into a slab, which is stored with its last chunk.
   __device__ __forceinline__ void store_chunk(const Sm90Tile& t, int row, int col,
                                               const float (&v)[T::kChunk / 2]) {
-    const bool wide = args_.store == StoreKind::kSlab32;
-    const bool transposed = T::C.cluster_k || (T::kTransposable && args_.transposed);
-    const int columns = wide ? T::kSlabColumns32 : T::kSlabColumns16;  // powers of 2
+    const int columns = args_.wide ? T::kChunk : T::kSlabColumns16;  // powers of 2
     const int first = col & (columns - 1);
-    uint8_t* slab = slabs_ + (T::kSlabs > 1 ? slab_ * T::kSlab : 0);
-    if (first == 0) {
-      if (is_leader()) tma_store_wait_read<T::kSlabs - 1>();
-      sync();
-    }
-    if (wide) {
-      if (transposed) {
-        chunk_to_slab32<T::kChunk, true>(v, slab, first, columns);
-      } else {
-        chunk_to_slab32<T::kChunk, false>(v, slab, first, columns);
-      }
+    uint8_t* to = first == 0 ? free_slab() : slab();
+    if (args_.wide) {
+      chunk_to_slab32<T::kChunk, T::C.cluster_k>(v, to);
     } else {
       const bool bfloat = args_.e.y.dtype == DType::kBFloat16;
-      if (transposed) {
-        chunk_to_slab16<T::kChunk, true>(v, bfloat, slab, first);
-      } else {
-        chunk_to_slab16<T::kChunk, false>(v, bfloat, slab, first);
-      }
+      chunk_to_slab16<T::kChunk, T::C.cluster_k>(v, bfloat, to, first);
     }
-    if (first + T::kChunk < columns) return;
+    if (first + T::kChunk < columns && t.n + col + T::kChunk < t.n_end) return;
     fence_async_shared();
-    sync();
+    sync_slab();
     if (is_leader()) {
-      const int r = t.m + row, c = t.n + col - first;
-      if (transposed) {
-        store_box(slab, r, c);
-        if (wide) store_box(slab + columns * kSwizzleBytes, r + 32, c);
+      const int r = t.m + row + (kWarpSlabs ? 16 * warp_ : 0), c = t.n + col - first;
+      if constexpr (T::C.cluster_k) {
+        store_box(to, r, c);
+        if (args_.wide) store_box(to + T::kChunk * kSwizzleBytes, r + 32, c);
       } else {
-        store_box(slab, c, r);
+        store_box(to, c, r);
       }
       tma_store_commit();
     }
     slab_ ^= 1;
   }
+  __device__ void store_box(const uint8_t* from, int inner, int outer) {
+    const int at[4] = {inner, outer, at_y_[2], at_y_[3]};
+    tma_store(&map_y_, from, at);
+  }
+
+  // The rest of the epilogue, in runs of neighbours along n: a chunk goes through a slab to threads
+  // that have such runs.
+  __device__ __forceinline__ void finish_runs(const Sm90Tile& t, int row, int col,
+                                              const float (&v)[T::kChunk / 2]) {
+    constexpr int kRun = 8;
+    const bool transposed = T::C.cluster_k && args_.transposed;
+    uint8_t* of_chunk = free_slab();
+    if (transposed) {
+      chunk_to_slab32<T::kChunk, true>(v, of_chunk);
+    } else {
+      chunk_to_slab32<T::kChunk, false>(v, of_chunk);
+    }
+    sync_slab();
+    // Transposed, a box of kChunk rows for each half of the threads, else 16 rows for each warp; so
+    // many lines of so many runs each, dealt out so that neighbours in y go to neighbouring threads.
+    const int lines = transposed ? T::kChunk : 16, threads = transposed ? 64 : 32;
+    const int runs = transposed ? 4 : T::kChunk / kRun;
+    const bool along_n = args_.e.y.col == 1;
+    if (transposed) of_chunk += warp_ / 2 * (T::kChunk * kSwizzleBytes);
+    const int m_end = transposed ? t.n_end : t.m_end, n_end = transposed ? t.m_end : t.n_end;
+#pragma unroll 1
+    for (int i = threadIdx.x % threads; i < lines * runs; i += threads) {
+      const int line = along_n ? i / runs : i % lines, run = along_n ? i % runs : i / lines;
+      const int m = transposed ? t.n + col + line : t.m + row + 16 * warp_ + line;
+      const int n = (transposed ? t.m + row + warp_ / 2 * 32 : t.n + col) + run * kRun;
+      if (m >= m_end || n >= n_end) continue;
+      finish_run_at(t, m, n, min(kRun, n_end - n),
+                    *reinterpret_cast<const float4*>(slab_at(of_chunk, line, 2 * run)),
+                    *reinterpret_cast<const float4*>(slab_at(of_chunk, line, 2 * run + 1)));
+    }
+    slab_ ^= 1;
+  }
+  __device__ __forceinline__ void finish_run_at(const Sm90Tile& t, int m, int n, int count,
+                                                float4 low, float4 high) const {
+    const auto at = [&](int tensor) { return offset_of_item(args_, t.index, tensor); };
+    float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if (is_raw()) {
+      const Matrix& y = args_.e.y;
+      int* to = y.as<int>() + at(3) + m * y.row + n * y.col;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i < count) to[i * y.col] = __float_as_int(v[i]);
+      }
+    } else {
+      finish_run<FastMath>(args_.e, {at(2), at(3), at(4), at(5), at(6)}, m, n, count, v);
+    }
+  }
 
   // As it is stored: to convert it here would be to wait for it.
   __device__ void fetch_bias(const Sm90Tile& t) {
-    const Matrix& c = args_.e.c;
-    const int64_t first = ItemOffsets(args_, t.item).v[2];
+    const Matrix& c = args_.bias;
+    const int64_t first = offset_of_item(args_, t.index, 2);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int col = t.n + i * 128 + threadIdx.x % 128;
@@ -467,25 +406,9 @@ class Sm90Output {
     }
   }
 
-  __device__ void store_elements(Fragment<T::kChunk / 2>& f, int64_t at) {
-    const Matrix& y = args_.e.y;
-    f.for_each(y, [&](float v, int64_t offset) {
-      if (features_ & kRaw) {
-        y.as<int>()[at + offset] = __float_as_int(v);
-      } else {
-        store_as(y, at + offset, v);
-      }
-    });
-  }
-
-  __device__ void store_box(const uint8_t* from, int inner, int outer) {
-    const int at[4] = {inner, outer, at_y_[2], at_y_[3]};
-    tma_store(&map_y_, from, at);
-  }
-
   const Sm90Args& args_;
   const CUtensorMap& map_y_;
-  uint8_t* slabs_;
+  uint8_t* slabs_;  // this warp's, or this consumer's
   float* columns_;
   int consumer_, first_row_, lane_, warp_;
   uint32_t features_;

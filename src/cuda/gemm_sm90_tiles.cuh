@@ -20,13 +20,9 @@ struct Sm90Traits {
   static constexpr int kStageA = C.m * kSwizzleBytes, kStageB = C.n * kSwizzleBytes;  // of a plane
   static constexpr int kStage = C.planes * (kStageA + kStageB);
   // Columns that are finished at a time, and columns of a slab of y on its way out.
-  static constexpr int kChunk = C.n < 16 ? C.n : 16;
+  static constexpr int kChunk = C.n < 32 ? C.n : 32;
   static constexpr int kSlabColumns16 = C.n < 64 ? C.n : 64;
-  static constexpr int kSlabColumns32 = C.n < 32 ? C.n : 32;
-  // Thin tiles leave transposed only, or element by element.
-  static constexpr int kSlab =
-      (C.cluster_k && 2 * kSlabColumns32 < 64 ? 2 * kSlabColumns32 : 64) * kSwizzleBytes;
-  static constexpr bool kTransposable = C.cluster_k || (C.promote && C.planes == 1);
+  static constexpr int kSlab = 64 * kSwizzleBytes;    // of a consumer, 16 rows for each warp
   static constexpr int kSlabs = C.cluster_k ? 1 : 2;  // of each consumer
   // Arrivals that free a stage: of each warp that multiplies it, in each block that shares it.
   static constexpr int kReaders = 4 * (C.ping_pong ? 1 : C.consumers) * C.multicast;
@@ -47,6 +43,7 @@ struct Sm90Tile {
   int m_end;  // rows from here on are not this item's
   int n_end;
   int item, part;      // of the batch, of k
+  int index[2];        // of the item in the batch
   int k_begin, k_end;  // stages along k
 };
 
@@ -57,20 +54,18 @@ template <class T>
 class Sm90Tiles {
  public:
   __device__ Sm90Tiles(const Sm90Args& args, uint32_t rank)
-      : args_(args), rank_(rank), split_(T::C.cluster_k ? cluster_size() : 1) {
-    const int cluster = T::C.cluster_k ? split_ : T::C.multicast;
-    next_ = blockIdx.x / cluster;
-    step_ = gridDim.x / cluster;
-    tiles_m_ = (args.tiles_m + kBelow - 1) / kBelow;
-    tiles_n_ = (args.tiles_n + kBeside - 1) / kBeside;
-    if (args_.groups.along == Groups::Along::kRows) enter_group(0);
+      : args_(args), rank_(rank), split_bits_(T::C.cluster_k ? args.split_bits : 0) {
+    next_ = (blockIdx.x >> split_bits_) / T::C.multicast;
+    step_ = (gridDim.x >> split_bits_) / T::C.multicast;
+    tiles_m_ = args.tiles_m;
+    if (is_grouped()) enter_group(0);
   }
 
   __device__ bool next(Sm90Tile& t) {
     int index = next_;
     next_ += step_;
     int item, begin = 0;
-    if (args_.groups.along == Groups::Along::kRows) {
+    if (is_grouped()) {
       while (group_ < args_.batch.numel && index >= passed_ + group_tiles_) {
         passed_ += group_tiles_;
         enter_group(group_ + 1);
@@ -80,30 +75,32 @@ class Sm90Tiles {
       item = group_;
       begin = group_begin_;
     } else {
-      const int per_item = tiles_m_ * tiles_n_;
-      item = index / per_item;
-      if (item >= args_.batch.numel * args_.parts) return false;
-      index -= item * per_item;
+      if (index >= args_.tiles) return false;
+      item = args_.by_item.quick(index);
+      index -= item * tiles_m_ * args_.tiles_n;
     }
-    const int per_band = args_.band * tiles_n_;
-    const int band = index / per_band;
-    const int height = min(args_.band, tiles_m_ - band * args_.band);
-    index -= band * per_band;
-    int n = index / height;
+    const int band = args_.by_band_tiles.quick(index);
+    index -= band * args_.band * args_.tiles_n;
+    const int left = tiles_m_ - band * args_.band, height = min(args_.band, left);
+    int n = left >= args_.band ? args_.by_band.quick(index)
+            : is_grouped()     ? index / height
+                               : args_.by_last_band.quick(index);
     const int m = (band * args_.band + index - n * height) * kBelow + rank_ % kBelow;
     n = n * kBeside + rank_ % kBeside;
-    t.part = item % args_.parts;
-    t.item = item / args_.parts;
+    t.item = args_.by_parts.quick(item);
+    t.part = item - t.item * args_.parts;
+    t.index[0] = args_.by_inner.quick(t.item);
+    t.index[1] = t.item - t.index[0] * static_cast<int>(args_.by_inner.divisor());
     t.m = begin + m * T::C.m;
     t.n = n * T::C.n;
-    t.m_end = args_.groups.along == Groups::Along::kRows ? group_end_ : args_.rows;
+    t.m_end = is_grouped() ? group_end_ : args_.rows;
     t.n_end = args_.cols;
     t.k_begin = t.part * args_.part_blocks;
     t.k_end = args_.parts > 1 ? min(t.k_begin + args_.part_blocks, args_.k_blocks) : args_.k_blocks;
     if constexpr (T::C.cluster_k) {
       const int blocks = t.k_end;
-      t.k_begin = blocks * static_cast<int>(rank_) / split_;
-      t.k_end = blocks * static_cast<int>(rank_ + 1) / split_;
+      t.k_begin = blocks * static_cast<int>(rank_) >> split_bits_;
+      t.k_end = blocks * static_cast<int>(rank_ + 1) >> split_bits_;
     }
     return true;
   }
@@ -113,6 +110,10 @@ class Sm90Tiles {
   static constexpr int kBelow = T::C.share_a ? 1 : T::C.multicast;
   static constexpr int kBeside = T::C.share_a ? T::C.multicast : 1;
 
+  // Kernels without the full epilogue have no groups.
+  __device__ bool is_grouped() const {
+    return T::C.full && args_.groups.along == Groups::Along::kRows;
+  }
   __device__ void enter_group(int group) {
     group_ = group;
     if (group >= args_.batch.numel) return;
@@ -120,26 +121,32 @@ class Sm90Tiles {
     group_end_ = static_cast<int>(args_.groups.end(group, args_.rows));
     const int rows = max(group_end_ - group_begin_, 0);
     tiles_m_ = (rows + T::C.m * kBelow - 1) / (T::C.m * kBelow);
-    group_tiles_ = tiles_m_ * tiles_n_;
+    group_tiles_ = tiles_m_ * args_.tiles_n;
   }
 
   const Sm90Args& args_;
   uint32_t rank_;
-  int split_, next_, step_, tiles_m_, tiles_n_;
+  int split_bits_, next_, step_, tiles_m_;
   int group_ = 0, group_begin_ = 0, group_end_ = 0, group_tiles_ = 0, passed_ = 0;
 };
 
-// Where an item of the batch is: its index, and coordinates 2 and 3 of a tensor map.
-__device__ __forceinline__ void item_index(const Sm90Args& args, int item, int (&index)[2]) {
-  const int inner =
-      args.batch.ndim > 0 ? static_cast<int>(args.batch.shape[args.batch.ndim - 1]) : 1;
-  index[1] = item % inner;
-  index[0] = item / inner;
-}
+// Where an item of the batch is: coordinates 2 and 3 of a tensor map, and its first element.
 __device__ __forceinline__ void map_item(const MapSteps& steps, const int (&index)[2],
                                          int (&at)[4]) {
   at[2] = index[0] * steps.step[0][0] + index[1] * steps.step[0][1];
   at[3] = index[0] * steps.step[1][0] + index[1] * steps.step[1][1];
+}
+__device__ __forceinline__ int64_t offset_of_item(const Sm90Args& args, const int (&index)[2],
+                                                  int tensor) {
+  const auto& stride = args.batch.stride[tensor];
+  switch (args.batch.ndim) {
+    case 0:
+      return 0;
+    case 1:
+      return index[1] * stride[0];
+    default:
+      return index[0] * stride[0] + index[1] * stride[1];
+  }
 }
 
 // ---- Shared memory -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/activation_math.h"
+#include "core/fast_math.h"
 #include "core/float8.h"
 #include "cuda/prims/gpu.h"
 #include "cuda/prims/vec.cuh"
@@ -100,10 +101,13 @@ struct EpilogueAt {
 };
 
 // Finishes and stores the elements (m, n) to (m, n + count - 1), count <= N; v holds their sums.
-// Where there is an amax it was set to 0 before. `scratch`: N elements of this thread's own.
-template <int N, class Acc>
+// Where there is an amax it was set to 0 before. Math: FastMath computes an activation of all
+// elements side by side; LibraryMath has one copy of the code, and takes the elements one after the
+// other from `scratch`, N elements of this thread's own.
+template <class Math = LibraryMath, int N, class Acc>
 __device__ __forceinline__ void finish_run(const Epilogue& e, const EpilogueAt& at, int64_t m,
-                                           int64_t n, int count, Acc (&v)[N], Acc* scratch) {
+                                           int64_t n, int count, Acc (&v)[N],
+                                           Acc* scratch = nullptr) {
   const auto offset = [&](const Matrix& t) { return m * t.row + n * t.col; };
   Acc other[N];
 #pragma unroll
@@ -116,17 +120,36 @@ __device__ __forceinline__ void finish_run(const Epilogue& e, const EpilogueAt& 
   if (e.pre.data) store_run(e.pre, at.pre + offset(e.pre), count, v);
   if (e.activation != DLK_ACTIVATION_NONE) {
     const ActivationScalars<Acc> scalars(e.activation_alpha, e.activation_threshold);
+    const int64_t saved = at.saved + offset(e.saved);
+    if constexpr (std::is_same_v<Math, FastMath>) {
+      if (e.saved.data) {
+        load_run(e.saved, saved, count, other);
+        dispatch_activation(e.activation, [&]<dlk_activation kKind>() {
 #pragma unroll
-    for (int i = 0; i < N; ++i) scratch[i] = v[i];
-#pragma unroll 1  // one copy of the code; registers cannot be indexed
-    for (int i = 0; i < count; ++i) {
-      const int64_t to = at.saved + offset(e.saved) + i * e.saved.col;
-      scratch[i] = e.saved.data ? activate_backward(e.activation, scratch[i],
-                                                    load_as<Acc>(e.saved, to), scalars)
-                                : activate(e.activation, scratch[i], scalars);
+          for (int i = 0; i < N; ++i) {
+            v[i] = activation_backward<kKind, Math>(v[i], other[i], scalars);
+          }
+        });
+      } else {
+        dispatch_activation(e.activation, [&]<dlk_activation kKind>() {
+#pragma unroll
+          for (int i = 0; i < N; ++i) v[i] = activation_forward<kKind, Math>(v[i], scalars);
+        });
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) scratch[i] = v[i];
+#pragma unroll 1  // registers cannot be indexed
+      for (int i = 0; i < count; ++i) {
+        scratch[i] =
+            e.saved.data
+                ? activate_backward(e.activation, scratch[i],
+                                    load_as<Acc>(e.saved, saved + i * e.saved.col), scalars)
+                : activate(e.activation, scratch[i], scalars);
+      }
+#pragma unroll
+      for (int i = 0; i < N; ++i) v[i] = scratch[i];
     }
-#pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = scratch[i];
   }
   if (e.residual.data) {
     load_run(e.residual, at.residual + offset(e.residual), count, other);
@@ -134,10 +157,13 @@ __device__ __forceinline__ void finish_run(const Epilogue& e, const EpilogueAt& 
     for (int i = 0; i < N; ++i) v[i] += other[i];
   }
   if (e.amax) {
+    uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (i < count) raise_amax(e.amax, amax_bits(static_cast<float>(v[i])));
+      const uint32_t bits = i < count ? amax_bits(static_cast<float>(v[i])) : 0;
+      largest = bits > largest ? bits : largest;
     }
+    raise_amax(e.amax, largest);
   }
   if (e.scale_y) {
     const Acc scale = static_cast<Acc>(*e.scale_y);
