@@ -128,6 +128,7 @@ struct Sm90Plan {
   const char* reason = nullptr;  // why it cannot be
   Mma mma;
   bool planes = false, transposed = false;
+  bool thin = false;  // few columns, for which there are tiles
   Operand first, second;
   int config = -1;
   int blocks_k = 1;   // blocks of a cluster, or parts in the workspace, that share the sums
@@ -213,6 +214,8 @@ bool needs_full(const Gemm& g, const Sm90Plan& plan) {
   return g.is_grouped() || (features_of(g, plan) & kNeedsFull);
 }
 
+constexpr double kFromMemory = 18;  // bytes that each multiprocessor gets in a clock, all at work
+
 // Estimated time of a configuration in clocks of a multiprocessor, fitted to times on an H200.
 double cost_of(const Gemm& g, const Sm90Plan& plan) {
   const Sm90Config& c = plan.tile();
@@ -221,22 +224,27 @@ double cost_of(const Gemm& g, const Sm90Plan& plan) {
   // Thin tiles share the memory's rate: it is their number that counts, not that of rounds.
   const double waves = c.cluster_k ? std::max(1.0, double(blocks) / sms) : ceil_div(blocks, sms);
   // The tensor cores' clocks for a stage; and those in which a multiprocessor gets its bytes from
-  // memory (thin products) or from the L2 cache.
+  // the L2 cache, or the rows that no other has from memory.
   const double multiply = (c.planes == 3 ? 6 : 1) * c.m * c.n / 32.0;
   const double efficiency = c.cluster_k || c.n >= 256 ? 1.0 : c.ping_pong || c.promote ? 1.05 : 1.2;
   const double rows = c.share_a ? c.m / c.multicast + c.n : c.m + c.n / c.multicast;
-  const double from_memory = std::min(26.0, 18.0 * sms / std::min(blocks, sms));
-  const double from_cache = plan.first.is_aligned() && plan.second.is_aligned() ? 64 : 32;
-  const double copy = c.planes * rows * kSwizzleBytes / (c.cluster_k ? from_memory : from_cache);
+  const double from_cache = c.cluster_k                                             ? 26
+                            : plan.first.is_aligned() && plan.second.is_aligned() ? 64
+                                                                                    : 32;
+  double copy = c.planes * rows * kSwizzleBytes / from_cache;
+  if (c.cluster_k) copy = std::max(copy, c.m * kSwizzleBytes * std::min(blocks, sms) / (kFromMemory * sms));
   // What a full epilogue does takes longer; ping-pong hides most of it.
   const double work = needs_full(g, plan) ? 4 : 1;
-  const double epilogue = (c.ping_pong && waves > 1 ? 0.2 : 1.0) * work * (1000 + c.m * c.n / 8.0);
+  const double epilogue = (c.ping_pong && waves > 1 ? 0.2 : 1.0) * work * (600 + c.m * c.n / 16.0);
   double add = c.cluster_k && plan.blocks_k > 1 ? 1200 : 0;
   if (plan.parts() > 1) {
-    add = 4000 + 4.0 * plan.first.rows * plan.second.rows * (plan.parts() + 1) / (18.0 * sms);
+    add = 4000 + 4.0 * plan.first.rows * plan.second.rows * (plan.parts() + 1) / (kFromMemory * sms);
   }
   const double coupled = c.multicast > 1 && c.n < 256 ? 1.02 : 1.0;  // blocks wait for each other
-  return waves * (stages * std::max(multiply * efficiency * coupled, copy) + epilogue) + add;
+  const double bytes = double(g.batch.numel) * dtype_size(g.a.dtype) * g.k.numel * (g.m + g.n);
+  return std::max(waves * stages * std::max(multiply * efficiency * coupled, copy),
+                  g.is_grouped() ? 0.0 : bytes / (kFromMemory * sms)) +
+         waves * epilogue + add;
 }
 
 std::string name_of(int config, int blocks_k) {
@@ -249,25 +257,25 @@ std::string name_of(int config, int blocks_k) {
   return name;
 }
 
-// Calls f(plan with a configuration) for each that could compute the problem.
+// Calls f(plan with a configuration) for each that could compute the problem so laid out.
 template <class F>
-void for_each_choice(const Gemm& g, const Sm90Plan& plan, F&& f) {
-  const int64_t stages = ceil_div(g.k.numel, depth_of(plan.mma));
-  const bool fp8 = element_bytes(plan.mma) == 1 && plan.mma != Mma::kInt8;
-  const bool thin = plan.transposed || plan.second.rows <= 128;
+void for_each_choice(const Gemm& g, const Sm90Plan& layout, F&& f) {
+  const int64_t stages = ceil_div(g.k.numel, depth_of(layout.mma));
+  const bool fp8 = is_float8(g.a.dtype);
   for (int i = 0; i < kSm90ConfigCount; ++i) {
     const Sm90Config& c = kSm90Configs[i];
-    if ((c.planes == 3) != plan.planes || (c.planes == 1 && c.promote != fp8)) continue;
-    if (c.cluster_k && !(thin && c.n < 2 * std::max<int64_t>(plan.second.rows, 16))) continue;
-    if (!c.cluster_k && plan.transposed) continue;
-    if (c.cluster_k && g.is_grouped()) continue;
+    if ((c.planes == 3) != layout.planes || (c.planes == 1 && c.promote != fp8)) continue;
+    if (c.cluster_k && (!layout.thin || c.n >= 2 * std::max<int64_t>(layout.second.rows, 16))) {
+      continue;
+    }
+    if (!c.cluster_k && layout.transposed) continue;
     if (c.row_sums != (g.row_sum.data != nullptr)) continue;
-    if (!find_kernel(plan.mma, i, plan.first.along_k, plan.second.along_k).function) continue;
-    const bool parts = !c.cluster_k && g.batch.numel == 1 && !plan.transposed && !g.is_grouped() &&
-                       !g.is_scaled() && plan.mma != Mma::kInt8;
+    if (!find_kernel(layout.mma, i, layout.first.along_k, layout.second.along_k).function) continue;
+    const bool parts = !c.cluster_k && g.batch.numel == 1 && !g.is_grouped() && !g.is_scaled() &&
+                       layout.mma != Mma::kInt8;
     const bool splits = (c.cluster_k || parts) && !g.batch_invariant;
     const int most = !splits ? 1 : c.cluster_k ? 8 : 64;
-    Sm90Plan trial = plan;
+    Sm90Plan trial = layout;
     trial.config = i;
     for (int blocks = 1; blocks == 1 || (blocks <= most && stages >= 4 * blocks); blocks *= 2) {
       trial.blocks_k = blocks;
@@ -280,27 +288,13 @@ void for_each_choice(const Gemm& g, const Sm90Plan& plan, F&& f) {
   }
 }
 
-std::string key_of(const Gemm& g, const Sm90Plan& plan) {
+std::string key_of(const Gemm& g) {
   const auto text = [](int64_t v) { return std::to_string(v); };
   return std::string("gemm_sm90 ") + dtype_name(g.a.dtype) + " " + dtype_name(g.b.dtype) + " " +
-         dtype_name(g.y.dtype) + (plan.mma == Mma::kTf32 ? " tf32" : "") + " m" + text(g.m) + " n" +
-         text(g.n) + " k" + text(g.k.numel) + " batch" + text(g.batch.numel) +
-         (plan.first.along_k ? " k" : " r") + (plan.second.along_k ? "k" : "r") +
+         dtype_name(g.y.dtype) + (g.tf32 ? " tf32" : "") + " m" + text(g.m) + " n" + text(g.n) +
+         " k" + text(g.k.numel) + " batch" + text(g.batch.numel) +
+         (operand_a(g).k == 1 ? " k" : " r") + (operand_b(g).k == 1 ? "k" : "r") +
          (g.is_grouped() ? " groups" : "") + (g.is_plain() ? "" : " epilogue");
-}
-
-void choose(const Gemm& g, Sm90Plan& plan) {
-  const std::string_view wanted =
-      g.batch_invariant ? std::string_view() : tuned([&] { return key_of(g, plan); });
-  double best = 0;
-  for_each_choice(g, Sm90Plan(plan), [&](const Sm90Plan& trial) {
-    const bool tuned_to = !wanted.empty() && wanted == name_of(trial.config, trial.blocks_k);
-    const double cost = tuned_to ? -1 : cost_of(g, trial);
-    if (plan.config >= 0 && cost >= best) return;
-    best = cost;
-    plan.config = trial.config;
-    plan.blocks_k = trial.blocks_k;
-  });
 }
 
 // Gathering costs a pass over the operand: not for products that are over before that.
@@ -333,45 +327,70 @@ const char* unsuitable(const Gemm& g) {
   return nullptr;
 }
 
-// `packing`: operands may be gathered in the workspace.
-Sm90Plan make_plan(const Gemm& g, bool packing) {
+// Products with few rows or columns have tiles of their own, whose rows are the long extent: those
+// with few rows are computed transposed. Not what is grouped, summed by rows or stored along m, nor
+// kinds without such tiles.
+bool may_transpose(const Gemm& g) {
+  return g.m <= 128 && g.n > g.m && g.y.col == 1 && !g.row_sum.data && !g.is_grouped() &&
+         !is_float8(g.a.dtype) && (g.a.dtype != DType::kFloat32 || g.tf32);
+}
+
+// How operands go to a kernel; without a configuration. `packing`: they may be gathered in the
+// workspace.
+Sm90Plan lay_out(const Gemm& g, bool packing, bool transposed) {
   Sm90Plan plan{};
-  plan.reason = unsuitable(g);
-  if (plan.reason) return plan;
   plan.planes = g.a.dtype == DType::kFloat32 && !g.tf32;
-  // Thin y with few rows: transposed. What is grouped, summed by rows or stored along m is not.
-  // float8 has no thin tiles.
-  plan.transposed = g.m <= 128 && g.n > g.m && g.y.col == 1 && !g.row_sum.data && !plan.planes &&
-                    !g.is_grouped() && !is_float8(g.a.dtype);
-  plan.first = plan.transposed ? operand_b(g) : operand_a(g);
-  plan.second = plan.transposed ? operand_a(g) : operand_b(g);
+  plan.transposed = transposed;
+  plan.first = transposed ? operand_b(g) : operand_a(g);
+  plan.second = transposed ? operand_a(g) : operand_b(g);
+  plan.thin = transposed || (plan.second.rows <= 128 && !may_transpose(g) && !g.is_grouped());
   plan.mma = *mma_of(plan.first.from->dtype, plan.second.from->dtype, g.tf32);
-  const bool thin = plan.second.rows <= 128;
   bool any_packed = false;
   for (Operand* o : {&plan.first, &plan.second}) {
     const Fit fit = plan.planes ? Fit::kNeither : fit_of(g, *o);
     o->along_k = fit != Fit::kAlongRows;
     // Thin kernels have their columns along k.
-    o->packed = fit == Fit::kNeither ||
-                (thin && o == &plan.second && fit != Fit::kAlongK && plan.transposed);
+    o->packed =
+        fit == Fit::kNeither || (transposed && o == &plan.second && fit != Fit::kAlongK);
     if (o->packed) o->along_k = any_packed = true;
   }
   if (any_packed && !packing) {
     plan.reason = plan.planes ? "float32 operands are not split into planes"
                               : "an operand's address or strides are not for bulk copies";
-    return plan;
-  }
-  if (!any_packed && packing) {
+  } else if (!any_packed && packing) {
     plan.reason = "nothing to gather";
-    return plan;
-  }
-  if (any_packed && !plan.planes && !worth_packing(g)) {
+  } else if (any_packed && !plan.planes && !worth_packing(g)) {
     plan.reason = "too small to gather operands first";
-    return plan;
   }
-  choose(g, plan);
+  return plan;
+}
+
+template <class F>
+void for_each_plan(const Gemm& g, bool packing, F&& f) {
+  for (const bool transposed : {true, false}) {
+    if (transposed ? !may_transpose(g) : may_transpose(g) && g.m <= 64) continue;
+    const Sm90Plan layout = lay_out(g, packing, transposed);
+    if (!layout.reason) for_each_choice(g, layout, f);
+  }
+}
+
+Sm90Plan make_plan(const Gemm& g, bool packing) {
+  Sm90Plan plan{};
+  plan.reason = unsuitable(g);
+  if (plan.reason) return plan;
+  plan = lay_out(g, packing, may_transpose(g));
+  const std::string_view wanted =
+      g.batch_invariant ? std::string_view() : tuned([&] { return key_of(g); });
+  double best = 0;
+  for_each_plan(g, packing, [&](const Sm90Plan& trial) {
+    const bool tuned_to = !wanted.empty() && wanted == name_of(trial.config, trial.blocks_k);
+    const double cost = tuned_to ? -1 : cost_of(g, trial);
+    if (plan.config >= 0 && cost >= best) return;
+    best = cost;
+    plan = trial;
+  });
   if (plan.config < 0) {
-    plan.reason = "no kernel for these layouts";
+    if (!plan.reason) plan.reason = "no kernel for these layouts";
     return plan;
   }
   const auto reserve = [&](size_t bytes) {
@@ -577,9 +596,9 @@ void run(const Gemm& g, const Launch& launch, bool packing) {
 void candidates(const Gemm& g, bool packing, Candidates& out) {
   if (g.batch_invariant) return;  // no choice may change the order of a sum
   const Sm90Plan plan = make_plan(g, packing);
-  out.key = key_of(g, plan);
+  out.key = key_of(g);
   out.add(name_of(plan.config, plan.blocks_k));
-  for_each_choice(g, plan, [&](const Sm90Plan& trial) {
+  for_each_plan(g, packing, [&](const Sm90Plan& trial) {
     if (trial.config != plan.config || trial.blocks_k != plan.blocks_k) {
       out.add(name_of(trial.config, trial.blocks_k));
     }

@@ -49,7 +49,7 @@ inline constexpr Sm90Config kSm90Configs[] = {
     // Weight gradients with those of a bias.
     {.m = 128, .n = 256, .stages = 4, .consumers = 2, .multicast = 2, .row_sums = true, .full = true},
     // As above, less or alone.
-    {.m = 128, .n = 128, .stages = 6, .consumers = 2, .promote = true},
+    {.m = 128, .n = 128, .stages = 6, .consumers = 2, .multicast = 2, .promote = true},
     {.m = 128, .n = 128, .stages = 6, .consumers = 2, .ping_pong = true},
 };
 // clang-format on
