@@ -221,18 +221,16 @@ double cost_of(const Gemm& g, const Sm90Plan& plan) {
   const Sm90Config& c = plan.tile();
   const int64_t sms = multiprocessor_count(), blocks = tiles_of(g, plan) * plan.blocks_k;
   const double stages = ceil_div(ceil_div(g.k.numel, depth_of(plan.mma)), plan.blocks_k);
-  // Thin tiles share the memory's rate: it is their number that counts, not that of rounds.
-  const double waves = c.cluster_k ? std::max(1.0, double(blocks) / sms) : ceil_div(blocks, sms);
+  // Clusters that share k have one tile each; other blocks go on to the next without a pause.
+  const int64_t at_once = c.cluster_k ? sms / plan.blocks_k * plan.blocks_k : sms;
+  const double waves = ceil_div(blocks, at_once);
   // The tensor cores' clocks for a stage; and those in which a multiprocessor gets its bytes from
-  // the L2 cache, or the rows that no other has from memory.
+  // the L2 cache, or a thin tile through its chain of instructions.
   const double multiply = (c.planes == 3 ? 6 : 1) * c.m * c.n / 32.0;
   const double efficiency = c.cluster_k || c.n >= 256 ? 1.0 : c.ping_pong || c.promote ? 1.05 : 1.2;
   const double rows = c.share_a ? c.m / c.multicast + c.n : c.m + c.n / c.multicast;
-  const double from_cache = c.cluster_k                                             ? 26
-                            : plan.first.is_aligned() && plan.second.is_aligned() ? 64
-                                                                                    : 32;
-  double copy = c.planes * rows * kSwizzleBytes / from_cache;
-  if (c.cluster_k) copy = std::max(copy, c.m * kSwizzleBytes * std::min(blocks, sms) / (kFromMemory * sms));
+  const bool aligned = plan.first.is_aligned() && plan.second.is_aligned();
+  const double copy = c.planes * rows * kSwizzleBytes / (c.cluster_k ? 34 : aligned ? 64 : 32);
   // What a full epilogue does takes longer; ping-pong hides most of it.
   const double work = needs_full(g, plan) ? 4 : 1;
   const double epilogue = (c.ping_pong && waves > 1 ? 0.2 : 1.0) * work * (600 + c.m * c.n / 16.0);
@@ -577,7 +575,8 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
   const Sm90Kernel kernel =
       find_kernel(plan.mma, plan.config, plan.first.along_k, plan.second.along_k);
   const int cluster = c.cluster_k ? plan.blocks_k : c.multicast;
-  int clusters = c.cluster_k ? args.tiles : clusters_at_once(kernel, cluster);
+  // Blocks that add their sums in shared memory have one tile.
+  int clusters = c.cluster_k && cluster > 1 ? args.tiles : clusters_at_once(kernel, cluster);
   if (!g.is_grouped()) clusters = std::min(clusters, args.tiles);
   void* arguments[] = {const_cast<CUtensorMap*>(&map_a), const_cast<CUtensorMap*>(&map_b), &map_y,
                        &args};
