@@ -204,6 +204,8 @@ uint32_t features_of(const Gemm& g, const Sm90Plan& plan) {
   add(scales(plan.transposed ? g.scale_a : g.scale_b), kColScales);
   add(g.a.dtype == DType::kInt8 && g.y.dtype == DType::kInt32, kRaw);
   add(is_quick(g, plan), kQuick);
+  add(is_wide(g), kWide);
+  add(g.y.dtype == DType::kBFloat16, kBFloat16);
   add(!left_after_registers(g, plan).is_plain(), kMore);
   add(!is_for_slabs(g, plan), kStrided);
   return features;
@@ -487,7 +489,6 @@ void set_epilogue(const Gemm& g, const Sm90Plan& plan, Sm90Args& args) {
   args.beta = static_cast<float>(g.beta);
   args.bias = {g.c.data, g.c.dtype, 0, plan.transposed ? g.c.row : g.c.col};
   args.quick = g.activation;
-  args.wide = is_wide(g);
   args.scale_row = plan.transposed ? g.scale_b : g.scale_a;
   args.scale_col = plan.transposed ? g.scale_a : g.scale_b;
 }
@@ -547,9 +548,8 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
       map_operand(g, plan.second, places[1], packs[1], c.share_a ? c.n : c.n / c.multicast, args.b);
   CUtensorMap map_y{};
   if (args.parts > 1) {
-    args.wide = true;
     args.e = Epilogue{};
-    args.features = 0;
+    args.features = kWide;
     args.alpha = 1;
     const uint64_t line = plan.pitch * sizeof(float);
     map_y = make_tensor_map(workspace + plan.sums_at,
@@ -565,7 +565,7 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
       args.add_row_sum = false;
     }
   } else if (!(args.features & kStrided)) {
-    const int bytes = args.wide ? 4 : 2;
+    const int bytes = is_wide(g) ? 4 : 2;
     const uint32_t columns = std::min(c.n, kSwizzleBytes / bytes);
     map_y = map_matrix(g, g.y.data, 3, bytes, g.n, g.m, g.y.row,
                        plan.transposed ? kSwizzleBytes / bytes : columns,

@@ -81,9 +81,12 @@ enum Sm90Feature : uint32_t {
   kColScales = 4,
   kRaw = 8,     // int32 sums go out as they are
   kQuick = 16,  // an activation of quick_activation(), and y is of 16 bits
+  // How they leave: y has elements of 4 bytes, or it is bfloat16; else it is float16.
+  kWide = 32,
+  kBFloat16 = 64,
   // By the full epilogue.
-  kMore = 32,    // what else ops/epilogue.h has
-  kStrided = 64  // y is not for slabs
+  kMore = 128,    // what else ops/epilogue.h has
+  kStrided = 256  // y is not for slabs
 };
 inline constexpr uint32_t kNeedsFull = kMore | kStrided;
 
@@ -106,7 +109,6 @@ struct Sm90Args {
   int parts = 1, part_blocks = 0;  // k in parts of so many stages; then y is [parts, rows, cols]
   StridedIndex<Gemm::kTensors> batch;  // one or two dimensions, or none
   MapSteps a, b, y;
-  bool wide = false;  // y has elements of 4 bytes, not 2
   bool transposed = false;
   Scale scale_row, scale_col;
   Matrix row_sum;  // optional: sums of a's rows; col: from part to part

@@ -166,7 +166,7 @@ class Sm90Output {
  public:
   __device__ Sm90Output(const Sm90Args& args, const CUtensorMap& map_y, const Sm90Shared<T>& shared,
                         int consumer)
-      : args_(args), map_y_(map_y), consumer_(consumer), features_(args.features) {
+      : args_(args), map_y_(map_y), consumer_(consumer), features_(args.features), alpha_(args.alpha), beta_(args.beta) {
     lane_ = threadIdx.x % 32;
     warp_ = threadIdx.x / 32 % 4;
     slabs_ = shared.slabs + consumer * T::kSlabs * T::kSlab;
@@ -234,6 +234,7 @@ class Sm90Output {
   }
 
   __device__ bool is_raw() const { return features_ & kRaw; }
+  __device__ bool is_wide() const { return features_ & kWide; }
 
   __device__ void end() {
     if (is_leader()) tma_store_wait_read<0>();
@@ -276,28 +277,25 @@ class Sm90Output {
       }
       if (columns && !first) multiply_columns();
     } else {
-      const float alpha = args_.alpha;
 #pragma unroll
-      for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= alpha;
+      for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= alpha_;
     }
     if (features_ & kBias) {
-      const float beta = args_.beta;
 #pragma unroll
-      for (int i = 0; i < T::kChunk / 2; ++i) v[i] = fmaf(beta, column[fragment_col(i)], v[i]);
+      for (int i = 0; i < T::kChunk / 2; ++i) v[i] = fmaf(beta_, column[fragment_col(i)], v[i]);
     }
   }
 
   // A chunk into a slab, which is stored with its last chunk.
   __device__ __forceinline__ void store_chunk(const Sm90Tile& t, int row, int col,
                                               const float (&v)[T::kChunk / 2]) {
-    const int columns = args_.wide ? T::kChunk : T::kSlabColumns16;  // powers of 2
+    const int columns = is_wide() ? T::kChunk : T::kSlabColumns16;  // powers of 2
     const int first = col & (columns - 1);
     uint8_t* to = first == 0 ? free_slab() : slab();
-    if (args_.wide) {
+    if (is_wide()) {
       chunk_to_slab32<T::kChunk, T::C.cluster_k>(v, to);
     } else {
-      const bool bfloat = args_.e.y.dtype == DType::kBFloat16;
-      chunk_to_slab16<T::kChunk, T::C.cluster_k>(v, bfloat, to, first);
+      chunk_to_slab16<T::kChunk, T::C.cluster_k>(v, features_ & kBFloat16, to, first);
     }
     if (first + T::kChunk < columns && t.n + col + T::kChunk < t.n_end) return;
     fence_async_shared();
@@ -306,7 +304,7 @@ class Sm90Output {
       const int r = t.m + row + (kWarpSlabs ? 16 * warp_ : 0), c = t.n + col - first;
       if constexpr (T::C.cluster_k) {
         store_box(to, r, c);
-        if (args_.wide) store_box(to + T::kChunk * kSwizzleBytes, r + 32, c);
+        if (is_wide()) store_box(to + T::kChunk * kSwizzleBytes, r + 32, c);
       } else {
         store_box(to, c, r);
       }
@@ -411,7 +409,8 @@ class Sm90Output {
   uint8_t* slabs_;  // this warp's, or this consumer's
   float* columns_;
   int consumer_, first_row_, lane_, warp_;
-  uint32_t features_;
+  uint32_t features_;  // these are in registers: constants are not always at hand
+  float alpha_, beta_;
   int slab_ = 0;
   // What this thread fetches for the columns, and for its own rows.
   static constexpr int kColumns = (T::C.n + 127) / 128;
