@@ -208,6 +208,12 @@ uint32_t features_of(const Gemm& g, const Sm90Plan& plan) {
   add(g.y.dtype == DType::kBFloat16, kBFloat16);
   add(!left_after_registers(g, plan).is_plain(), kMore);
   add(!is_for_slabs(g, plan), kStrided);
+  // The common epilogues: y of the operands' type and a bias at most; of float8 also scales.
+  const bool straight = is_float8(g.a.dtype)
+                            ? g.y.dtype == DType::kBFloat16 && (features & (kRowScales | kColScales))
+                            : g.y.dtype == g.a.dtype && dtype_size(g.y.dtype) == 2 && g.alpha == 1 &&
+                                  (g.beta == 1 || !(features & kBias));
+  add(straight && !(features & (kQuick | kNeedsFull)), kStraight);
   return features;
 }
 

@@ -287,6 +287,7 @@ __device__ __forceinline__ void finish_cluster_tile(const Sm90Tile& t, Sm90Sums<
   const uint32_t blocks = cluster_size();
   // [chunk][quad][thread], where the stages were
   float4* own = reinterpret_cast<float4*>(shared.stages) + threadIdx.x % 128;
+  if (blocks == 1 && out.is_straight(t)) return out.finish_straight(t, row, sums);
   if (blocks > 1) {
     named_barrier_sync(1, 128);  // all warps are done with the stages
 #pragma unroll
@@ -376,6 +377,8 @@ __device__ void consume(const Sm90Args& args, const CUtensorMap& map_y, const Sm
     out.sums_ready();
     if constexpr (T::C.cluster_k) {
       finish_cluster_tile<T>(t, sums, out, shared, row, rank);
+    } else if (out.is_straight(t)) {
+      out.finish_straight(t, row, sums);
     } else {
       out.finish(t, row, [&](int chunk, float(&v)[T::kChunk / 2]) {
         return out.take(sums, chunk, v);
@@ -400,7 +403,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   }
   const Sm90Shared<T> shared(raw);
   const uint32_t rank = kCluster ? cluster_rank() : 0;
-  const int group = threadIdx.x / 128;
+  const int group = warp_uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     tma_prefetch_map(&map_a);
     tma_prefetch_map(&map_b);

@@ -84,9 +84,10 @@ enum Sm90Feature : uint32_t {
   // How they leave: y has elements of 4 bytes, or it is bfloat16; else it is float16.
   kWide = 32,
   kBFloat16 = 64,
+  kStraight = 128,  // there is nothing that Sm90Output::finish_straight() cannot do
   // By the full epilogue.
-  kMore = 128,    // what else ops/epilogue.h has
-  kStrided = 256  // y is not for slabs
+  kMore = 256,    // what else ops/epilogue.h has
+  kStrided = 512  // y is not for slabs
 };
 inline constexpr uint32_t kNeedsFull = kMore | kStrided;
 

@@ -168,7 +168,7 @@ class Sm90Output {
                         int consumer)
       : args_(args), map_y_(map_y), consumer_(consumer), features_(args.features), alpha_(args.alpha), beta_(args.beta) {
     lane_ = threadIdx.x % 32;
-    warp_ = threadIdx.x / 32 % 4;
+    warp_ = warp_uniform(threadIdx.x / 32 % 4);
     slabs_ = shared.slabs + consumer * T::kSlabs * T::kSlab;
     if (kWarpSlabs || !args.transposed) slabs_ += warp_ * (T::kSlab / 4);
     columns_ = shared.columns + consumer * T::kVectors * T::C.n;
@@ -179,6 +179,7 @@ class Sm90Output {
   __device__ void begin(const Sm90Tile& t) {
     map_item(args_.y, t.index, at_y_);
     at_y_[2] += t.part;
+    asm volatile("" : "+r"(at_y_[2]), "+r"(at_y_[3]));  // not to be computed again for every store
     if (features_ & kBias) fetch_bias(t);
     if constexpr (T::kVectors == 2) {
       if (features_ & (kRowScales | kColScales)) fetch_scales(t);
@@ -207,6 +208,33 @@ class Sm90Output {
       for (int i = 0; i < T::kChunk / 2; ++i) v[i] = from_sum(from[i], is_raw());
     });
     return true;
+  }
+
+  __device__ bool is_straight(const Sm90Tile& t) const {
+    const bool whole = !T::C.full || args_.groups.along == Groups::Along::kNone ||
+                       t.m + T::C.m <= t.m_end;  // a box may not reach into another group's rows
+    return whole && (features_ & kStraight);
+  }
+
+  // The same as finish() below for the usual epilogues, without a loop.
+  __device__ __forceinline__ void finish_straight(const Sm90Tile& t, int first_row,
+                                                  const Sm90Sums<T>& sums) {
+    constexpr int kColumns = T::kSlabColumns16;
+#pragma unroll
+    for (int i = 0; i < T::kMmas; ++i) {
+#pragma unroll
+      for (int col = 0; col < T::C.n; col += kColumns) {
+        const int row = first_row + 64 * i;
+        if (t.m + row >= t.m_end || t.n + col >= t.n_end) continue;
+        uint8_t* to = free_slab();
+        if (features_ & kBias) {
+          convert<true>(sums[i] + col / 2, i, col, to);
+        } else {
+          convert<false>(sums[i] + col / 2, i, col, to);
+        }
+        store_slab(t, row, col, to);
+      }
+    }
   }
 
   // The consumer's rows, from `first_row` in the tile on. fetch(chunk, v) gives the sums of a chunk;
@@ -241,7 +269,6 @@ class Sm90Output {
   }
 
  private:
-  // A box may not reach into the rows of another group.
   __device__ bool is_whole(const Sm90Tile& t, int row) const {
     return args_.groups.along == Groups::Along::kNone || t.m + row + 16 * warp_ + 16 <= t.m_end;
   }
@@ -286,6 +313,30 @@ class Sm90Output {
     }
   }
 
+  // The sums of a slab's columns, from `col` on, of the rows of one instruction into it.
+  template <bool kWithBias, class Sum>
+  __device__ __forceinline__ void convert(const Sum* sums, int instruction, int col, uint8_t* to) {
+    if constexpr (T::kMma == Mma::kBFloat16 || T::kMma == Mma::kFloat16 || T::kVectors == 2) {
+      const float* column = columns_ + col + lane_ % 4 * 2;
+#pragma unroll
+      for (int first = 0; first < T::kSlabColumns16; first += 16) {
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          v[i] = from_sum(sums[first / 2 + i], false);
+          if constexpr (T::kVectors == 2) {
+            v[i] *= row_scale_[instruction][fragment_row(i) / 8];
+            v[i] *= column[T::C.n + first + fragment_col(i)];
+            if constexpr (kWithBias) v[i] = fmaf(beta_, column[first + fragment_col(i)], v[i]);
+          } else {
+            if constexpr (kWithBias) v[i] += column[first + fragment_col(i)];
+          }
+        }
+        chunk_to_slab16<16, T::C.cluster_k>(v, T::kMma != Mma::kFloat16, to, first);
+      }
+    }
+  }
+
   // A chunk into a slab, which is stored with its last chunk.
   __device__ __forceinline__ void store_chunk(const Sm90Tile& t, int row, int col,
                                               const float (&v)[T::kChunk / 2]) {
@@ -298,10 +349,14 @@ class Sm90Output {
       chunk_to_slab16<T::kChunk, T::C.cluster_k>(v, features_ & kBFloat16, to, first);
     }
     if (first + T::kChunk < columns && t.n + col + T::kChunk < t.n_end) return;
+    store_slab(t, row, col - first, to);
+  }
+  __device__ __forceinline__ void store_slab(const Sm90Tile& t, int row, int col,
+                                             const uint8_t* to) {
     fence_async_shared();
     sync_slab();
     if (is_leader()) {
-      const int r = t.m + row + (kWarpSlabs ? 16 * warp_ : 0), c = t.n + col - first;
+      const int r = t.m + row + (kWarpSlabs ? 16 * warp_ : 0), c = t.n + col;
       if constexpr (T::C.cluster_k) {
         store_box(to, r, c);
         if (is_wide()) store_box(to + T::kChunk * kSwizzleBytes, r + 32, c);

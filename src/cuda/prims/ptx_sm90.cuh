@@ -182,6 +182,9 @@ __device__ __forceinline__ float4 load_from_block(const float4* p, uint32_t rank
 
 // ---- Warpgroups --------------------------------------------------------------------------------
 
+// What is the same in all lanes of a warp, such that the compiler knows it: addresses made of it need
+// no detour to the registers that these instructions take them from.
+__device__ __forceinline__ int warp_uniform(int v) { return __shfl_sync(0xffffffff, v, 0); }
 template <int kRegisters>
 __device__ __forceinline__ void register_limit_lower() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
