@@ -93,6 +93,58 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* 
       "h"(blocks)
       : "memory");
 }
+// Columns of a convolution's input (make_im2col_map), for the filter tap (t, r, s): the input pixels
+// of `pixels` output pixels that follow each other in the order n, d, h, w, from the output pixel
+// (n, z, p, q) on. For rank 4:
+//
+//     at     = {c, q stride_w - padding_w, p stride_h - padding_h, n}
+//     offset = {s dilation_w, r dilation_h}
+//
+// c is the first channel. at[] is where the first tap is, so lies between the map's corners; the
+// engine goes on from there in steps, to the next line at the upper corner, to the next item after
+// the last line, and reads at + offset. Offsets are never negative: a backward pass, whose taps run
+// the other way, counts them from its last one. Rank 3 lacks h, rank 5 has d: at = {c, w, h, d, n},
+// offset = {w, h, d}.
+template <int kRank, int kSpatial>
+__device__ __forceinline__ void tma_load_im2col(void* to, const CUtensorMap* map, Barrier* barrier,
+                                                const int (&at)[kRank],
+                                                const uint16_t (&offset)[kSpatial]) {
+  static_assert(kRank >= 3 && kRank <= 5 && kSpatial == kRank - 2);
+  if constexpr (kRank == 3) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2], {%6};" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "h"(offset[0])
+        : "memory");
+  } else if constexpr (kRank == 4) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]),
+        "h"(offset[0]), "h"(offset[1])
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], {%8, %9, %10};" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]),
+        "r"(at[4]), "h"(offset[0]), "h"(offset[1]), "h"(offset[2])
+        : "memory");
+  }
+}
+// Rank 4, to the same place in each block of the cluster whose bit is set in `blocks`.
+__device__ __forceinline__ void tma_load_im2col_multicast(void* to, const CUtensorMap* map,
+                                                          Barrier* barrier, const int (&at)[4],
+                                                          const uint16_t (&offset)[2],
+                                                          uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(
+          shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]),
+      "h"(offset[0]), "h"(offset[1]), "h"(blocks)
+      : "memory");
+}
 // A box from shared memory to a tensor; what lies outside the tensor is not written.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from,
                                           const int (&at)[4]) {
