@@ -87,6 +87,8 @@ class Operand {
 
   bool is_direct() const { return direct_; }
   bool runs_along_k() const { return std::abs(k_) <= std::abs(row_); }
+  // Of the batch; `at` says where the elements lie, this where their factors do.
+  void set_item(int64_t item) { item_ = item; }
   void reserve(int64_t elements) { buffer_.reset(new Acc[std::max<int64_t>(elements, 1)]); }
 
   // Where it lies, or in the buffer.
@@ -145,18 +147,18 @@ class Operand {
     load_any_span(t_.dtype, t_.data, at + r * row_ + k * k_, along_k ? k_ : row_, n, out);
     if (!scale_.along_depth()) return;
     if (!along_k) {
-      for (int64_t i = 0; i < n; ++i) out[i] *= scale_.at(r + i, k);
+      for (int64_t i = 0; i < n; ++i) out[i] *= scale_.at(item_, r + i, k);
       return;
     }
     for (int64_t i = 0; i < n;) {
       const int64_t end = std::min(n, ((k + i) / kScaleDepth + 1) * kScaleDepth - k);
-      for (const Acc factor = scale_.at(r, k + i); i < end; ++i) out[i] *= factor;
+      for (const Acc factor = scale_.at(item_, r, k + i); i < end; ++i) out[i] *= factor;
     }
   }
 
   Matrix t_;
   Scale scale_;
-  int64_t row_, k_;
+  int64_t row_, k_, item_ = 0;
   bool direct_;
   std::unique_ptr<Acc[]> buffer_;
 };
@@ -192,6 +194,8 @@ class Worker {
   void compute(const Panel& p) {
     int64_t at[Gemm::kTensors];
     g_.batch.offsets(p.item, at);
+    a_.set_item(p.item);
+    b_.set_item(p.item);
     const int64_t y_at = at[3] + p.i0 * g_.y.row + p.j0 * g_.y.col;
     Acc* panel = in_place_ ? g_.y.as<Acc>() + y_at : panel_.get();
     const int64_t ld = in_place_ ? (p.rows > 1 ? g_.y.row : p.cols) : cols_;
@@ -208,7 +212,7 @@ class Worker {
       multiply(p, at, static_cast<Acc>(g_.alpha), begin(p, at, panel, ld), panel, ld);
     }
     for (int64_t i = 0; i < p.rows; ++i) {
-      if (raw_) finish_.scale(panel + i * ld, at, p.i0 + i, p.j0, p.cols);
+      if (raw_) finish_.scale(panel + i * ld, p.item, at, p.i0 + i, p.j0, p.cols);
       finish_.store(panel + i * ld, at, p.i0 + i, p.j0, p.cols, in_place_);
     }
   }

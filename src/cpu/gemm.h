@@ -56,14 +56,15 @@ class Finish {
   Finish(const Gemm& g, int64_t cols) : g_(g), other_(new Acc[std::max<int64_t>(cols, 1)]) {}
 
   // What is still to be done to sums: factors, alpha and c.
-  void scale(Acc* row, const int64_t (&at)[Gemm::kTensors], int64_t i, int64_t j0, int64_t n) {
+  void scale(Acc* row, int64_t item, const int64_t (&at)[Gemm::kTensors], int64_t i, int64_t j0,
+             int64_t n) {
     // One after the other: their product may be infinite where the result is not.
     if (g_.scale_a.data && !g_.scale_a.along_depth()) {
-      const Acc factor = g_.scale_a.at(i, 0);
+      const Acc factor = g_.scale_a.at(item, i, 0);
       for (int64_t j = 0; j < n; ++j) row[j] *= factor;
     }
     if (g_.scale_b.data && !g_.scale_b.along_depth()) {
-      for (int64_t j = 0; j < n; ++j) row[j] *= g_.scale_b.at(j0 + j, 0);
+      for (int64_t j = 0; j < n; ++j) row[j] *= g_.scale_b.at(item, j0 + j, 0);
     }
     const auto alpha = static_cast<Acc>(g_.alpha), beta = static_cast<Acc>(g_.beta);
     for (int64_t j = 0; j < n && alpha != 1; ++j) row[j] *= alpha;

@@ -58,8 +58,9 @@ class Int8Worker {
     for (int64_t outer = 0; outer < g_.k.numel; outer += inner) {
       int64_t from[2];
       g_.k.offsets(outer, from);
-      for (int64_t k = 0; k < inner; k += kPiece) {
-        const int64_t depth = std::min(kPiece, inner - k), padded = ceil_div(depth, kStep) * kStep;
+      for (int64_t k = p.k_begin; k < p.k_end; k += kPiece) {
+        const int64_t depth = std::min(kPiece, p.k_end - k);
+        const int64_t padded = ceil_div(depth, kStep) * kStep;
         widen(g_.a, at[0] + from[0], p.i0, p.rows, g_.a.row, k, depth, padded, 0, a_.data());
         widen(g_.b, at[1] + from[1], p.j0, p.cols, g_.b.col, k, depth, padded, 1, b_.data());
         for (int64_t j = 0; j < p.cols; j += kCols) {
@@ -100,7 +101,7 @@ class Int8Worker {
       return;
     }
     for (int64_t j = 0; j < p.cols; ++j) row_[j] = static_cast<float>(sums[j]);
-    finish_.scale(row_.data(), at, p.i0 + i, p.j0, p.cols);
+    finish_.scale(row_.data(), p.item, at, p.i0 + i, p.j0, p.cols);
     finish_.store(row_.data(), at, p.i0 + i, p.j0, p.cols, false);
   }
 

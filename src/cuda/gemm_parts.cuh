@@ -18,7 +18,8 @@ template <class Sum>
 struct GemmEpilogue {
   using Acc = std::conditional_t<std::is_integral_v<Sum>, float, Sum>;
   const Gemm& g;
-  const int64_t* at;  // of the batch item
+  int64_t item;       // of the batch
+  const int64_t* at;  // its tensors
 
   // The element (m, n); n == g.n is the sum of row m of a.
   __device__ void operator()(int64_t m, int64_t n, Sum sum) const {
@@ -39,11 +40,11 @@ struct GemmEpilogue {
 #pragma unroll
     for (int i = 0; i < N; ++i) v[i] = static_cast<Acc>(sums[i]);
     if (!scales_along_depth(g)) {
-      const Acc of_row = g.scale_a.data ? g.scale_a.at(m, 0) : 1.0f;
+      const Acc of_row = g.scale_a.data ? g.scale_a.at(item, m, 0) : 1.0f;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         v[i] *= of_row;
-        if (g.scale_b.data && i < count) v[i] *= g.scale_b.at(n + i, 0);
+        if (g.scale_b.data && i < count) v[i] *= g.scale_b.at(item, n + i, 0);
       }
     }
     finish_run(g, {at[2], at[3], at[4], at[5], at[6]}, m, n, count, v, scratch);
@@ -123,7 +124,7 @@ __global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64
                                  int64_t parts, const int* skip) {
   if (skip && *skip) return;
   const int64_t at[Gemm::kTensors] = {};
-  const GemmEpilogue<Acc> epilogue{g, at};
+  const GemmEpilogue<Acc> epilogue{g, 0, at};
   const int64_t size = g.m * columns, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
     const int64_t row = quotient(i, columns), col = i - row * columns;

@@ -208,17 +208,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
       int64_t at[Gemm::kTensors], from[2];
       g.batch.offsets(work.item, at);
       g.k.offsets(k, from);
-      const SimtOperand<T, kAAlongK> a(g.a, scaled ? g.scale_a : Scale{}, at[0] + from[0], g.a.row,
-                                       args.a_k);
-      const SimtOperandB<T, kBAlongK> b(g.b, scaled ? g.scale_b : Scale{}, at[1] + from[1], g.b.col,
-                                        args.b_k, args.ones);
+      const SimtOperand<T, kAAlongK> a(g.a, scaled ? g.scale_a.of(work.item) : Scale{},
+                                       at[0] + from[0], g.a.row, args.a_k);
+      const SimtOperandB<T, kBAlongK> b(g.b, scaled ? g.scale_b.of(work.item) : Scale{},
+                                        at[1] + from[1], g.b.col, args.b_k, args.ones);
       simt_accumulate<Tile, Sum>(acc, work.m0, work.n0, work.m_end, args.columns, work.k_begin,
                                  work.k_end, a, b);
     }
     int64_t at[Gemm::kTensors];  // again: not to be kept in registers all the while
     g.batch.offsets(work.item, at);
     simt_finish<Tile, Sum>(acc, work.m0, work.n0, work.m_end, args.columns,
-                           GemmEpilogue<Sum>{g, at});
+                           GemmEpilogue<Sum>{g, work.item, at});
   }
 }
 

@@ -156,7 +156,7 @@ __device__ __forceinline__ void add_scaled(MmaSums<Tile, Sum>& sums, MmaSums<Til
   const int64_t m0 = w.m0 + warp / Tile::kWarpsN * Tile::kWarpM + row;
   const int64_t n0 = w.n0 + warp % Tile::kWarpsN * Tile::kWarpN + col;
   const auto scale = [&](const Scale& s, int64_t r, int64_t extent) {
-    return s.data ? s.at(r < extent ? r : extent - 1, k) : 1.0f;
+    return s.data ? s.at(w.item, r < extent ? r : extent - 1, k) : 1.0f;
   };
 #pragma unroll
   for (int j = 0; j < Tile::kWarpN / 8; ++j) {
@@ -191,7 +191,7 @@ __device__ __forceinline__ void finish_tile(const MmaSums<Tile, Sum>& sums, Sum*
   __syncthreads();
   int64_t at[Gemm::kTensors];
   args.g.batch.offsets(w.item, at);
-  const GemmEpilogue<Sum> epilogue{args.g, at};
+  const GemmEpilogue<Sum> epilogue{args.g, w.item, at};
   constexpr int kRun = 4, kRunsOfRow = Tile::kN / kRun;
 #pragma unroll 1
   for (int i = threadIdx.x; i < Tile::kM * kRunsOfRow; i += Tile::kThreads) {
@@ -210,7 +210,7 @@ __device__ __forceinline__ void finish_tile(const MmaSums<Tile, Sum>& sums, Sum*
 template <class Tile, class Sum>
 __device__ __forceinline__ void finish_rows(const MmaRowSums<Tile, Sum>& rows, const MmaArgs& args,
                                             const MmaWork& w) {
-  const GemmEpilogue<Sum> epilogue{args.g, nullptr};
+  const GemmEpilogue<Sum> epilogue{args.g, w.item, nullptr};
   rows.for_each([&](int row, Sum sum) {
     const int64_t m = w.m0 + row;
     if (m < w.m_end) {

@@ -315,6 +315,7 @@ const char* unsuitable(const Gemm& g) {
   if (g.m < 1 || g.n < 1 || g.batch.numel < 1) return "y is empty";
   if (g.batch.ndim > 2) return "more than two batch dimensions that do not merge";
   if (g.groups.along == Groups::Along::kDepth) return "the sum is grouped";
+  if (g.scale_a.item != 0) return "the factors of a's rows change from item to item";
   const int64_t limit = INT_MAX / 16;  // products with a block of a cluster fit, too
   if (g.m > limit || g.n > limit || g.k.numel > limit || g.batch.numel > limit) {
     return "an extent is beyond 2^27";

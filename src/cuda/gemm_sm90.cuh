@@ -167,11 +167,11 @@ __device__ __forceinline__ void add_scaled(Sm90Sums<T>& sums, const Sm90Sums<T>&
     static_assert(T::C.n == 128);  // a column for each thread
     const int i = threadIdx.x % 128;
     named_barrier_sync(1 + consumer, 128);  // the factors before have been used
-    of_cols[i] = tile.n + i < args.cols ? of_col.at(tile.n + i, k) : 0.0f;
+    of_cols[i] = tile.n + i < args.cols ? of_col.at(tile.item, tile.n + i, k) : 0.0f;
     named_barrier_sync(1 + consumer, 128);
   }
   // One factor for all columns of the tile, or 1 where each has its own or they have none.
-  const float of_tile = of_col.along_depth() && !each_col ? of_col.at(tile.n, k) : 1.0f;
+  const float of_tile = of_col.along_depth() && !each_col ? of_col.at(tile.item, tile.n, k) : 1.0f;
   // a's factor first, so that a row's bits do not depend on how the product is turned.
   const bool col_first = args.transposed;
   const auto scaled = [=](float v, float r, float c) { return col_first ? v * c * r : v * r * c; };
@@ -181,7 +181,7 @@ __device__ __forceinline__ void add_scaled(Sm90Sums<T>& sums, const Sm90Sums<T>&
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = tile.m + row + 64 * i + 16 * warp + lane / 4 + 8 * half;
-      factor[half] = of_row.along_depth() && r < args.rows ? of_row.at(r, k) : 1.0f;
+      factor[half] = of_row.along_depth() && r < args.rows ? of_row.at(0, r, k) : 1.0f;
     }
 #pragma unroll
     for (int j = 0; j < T::C.n / 2; ++j) {

@@ -111,8 +111,8 @@ struct Sm90Args {
   StridedIndex<Gemm::kTensors> batch;  // one or two dimensions, or none
   MapSteps a, b, y;
   bool transposed = false;
-  Scale scale_row, scale_col;
-  Matrix row_sum;  // optional: sums of a's rows; col: from part to part
+  Scale scale_row, scale_col;  // scale_row.item is 0
+  Matrix row_sum;              // optional: sums of a's rows; col: from part to part
   bool add_row_sum = false;
   Groups groups;              // along the rows
   const int* skip = nullptr;  // optional: nothing is done where it is not 0

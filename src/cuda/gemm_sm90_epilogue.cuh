@@ -448,14 +448,14 @@ class Sm90Output {
       for (int half = 0; half < 2; ++half) {
         const int r = t.m + first_row_ + 64 * i + warp_ * 16 + lane_ / 4 + 8 * half;
         const bool scaled = (features_ & kRowScales) && r < args_.rows;
-        row_scale_[i][half] = scaled ? args_.alpha * args_.scale_row.at(r, 0) : args_.alpha;
+        row_scale_[i][half] = scaled ? args_.alpha * args_.scale_row.at(0, r, 0) : args_.alpha;
       }
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int col = t.n + i * 128 + threadIdx.x % 128;
       const bool scaled = (features_ & kColScales) && col < args_.cols;
-      col_scale_[i] = scaled ? args_.scale_col.at(col, 0) : 1.0f;
+      col_scale_[i] = scaled ? args_.scale_col.at(t.item, col, 0) : 1.0f;
     }
   }
 

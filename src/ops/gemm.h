@@ -7,18 +7,26 @@
 
 namespace dlkern {
 
-// Factors of an operand's elements, in float32: the element (r, k), where r is m for a and n for b,
-// is multiplied by data[r / rows * row + k / kScaleDepth * depth]. One for all: row = depth = 0.
+// Factors of an operand's elements, in float32: in item i of the batch the element (r, k), where r is
+// m for a and n for b, is multiplied by data[i * item + r / rows * row + k / kScaleDepth * depth].
+// One for all: item = row = depth = 0.
 inline constexpr int64_t kScaleDepth = 128;
 struct Scale {
   const float* data = nullptr;
   int64_t rows = 1;  // neighbouring rows that share a factor: 1 or 128
   int64_t row = 0, depth = 0;
+  int64_t item = 0;  // other than 0: then the batch has at most one dimension
 
   DLK_HD bool along_depth() const { return data && depth != 0; }
-  DLK_HD float at(int64_t r, int64_t k) const {
+  DLK_HD float at(int64_t i, int64_t r, int64_t k) const {
     const int64_t group = rows == 1 ? r : r / kScaleDepth;  // no division by a variable
-    return data[group * row + k / kScaleDepth * depth];
+    return data[i * item + group * row + k / kScaleDepth * depth];
+  }
+  // Those of item i alone, as its item 0.
+  DLK_HD Scale of(int64_t i) const {
+    Scale scale = *this;
+    scale.data += i * item;
+    return scale;
   }
 };
 
