@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlkern import _dlkern
-from dlkern.gemm import Precision, matmul, matmul_backward
+from dlkern.gemm import Precision, matmul_backward
+from dlkern.gemm_scaled import dtype_name
 
 
 def grouped_matmul(
@@ -14,8 +15,11 @@ def grouped_matmul(
     b: Any,
     offsets: Any = None,
     bias: Any = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
     *,
     precision: Precision = "ieee",
+    out_dtype: Any = None,
     batch_invariant: bool = False,
     out: Any = None,
     stream: Any = None,
@@ -29,54 +33,86 @@ def grouped_matmul(
     - Packed depth, `b` of two dimensions: :math:`y_g = a_{:, g} \, b_{g, :}`, each group's share of
       the sum. (The gradient of a weight is of this kind, and that of a bias: the product of a row
       of ones and dy.)
-    - Lists of `a` and of `b`, without offsets: ``[matmul(x, y) for x, y in zip(a, b)]``.
+    - Lists of `a` and of `b`, without offsets: ``[matmul(x, y) for x, y in zip(a, b)]``, or
+      :func:`scaled_matmul` of float8 and int8 arrays.
 
     Parameters
     ----------
     a : array or sequence of arrays
-        [T, K], or [M, T] for a packed depth. float64, float32, float16 or bfloat16; any strides.
-        For float8 call :func:`scaled_matmul` for each group.
+        [T, K], or [M, T] for a packed depth. float64, float32, float16, bfloat16, float8_e4m3fn,
+        float8_e5m2 or int8; any strides.
     b : array or sequence of arrays
-        [G, K, N], or [T, N] for a packed depth; dtype of `a`.
+        [G, K, N], or [T, N] for a packed depth; dtype of `a`, or float8 of either kind beside
+        float8.
     offsets : array
         [G], int32 or int64, on the device of `a`: where each group ends. Must not fall; values are
         clamped to [0, T] where they are used, so that nothing out of bounds is ever touched, and
         checked in debug mode.
     bias : array, optional
-        [G, N], of packed rows; dtype of `a`.
+        [G, N], of packed rows; dtype of `a`. float32, float16 or bfloat16 beside float8 and int8.
+    scale_a, scale_b : array, optional
+        float32 factors of float8 and int8 arrays, on the device of `a`, any strides. Of packed
+        rows, with D = ceil(K / 128), in one of the shapes
+
+        ==================  ======================  ==========================================
+        of `a`              of `b`                  factor
+        ==================  ======================  ==========================================
+        [], [1]             [], [1], [1, 1, 1]      of the whole array
+        \                   [G], [G, 1, 1]          of each group
+        [T], [T, 1]         [G, N], [G, 1, N]       of each row of `a`, column of `b`
+        [T, D]              [G, D, N]               of 128 neighbours along K
+        [ceil(T/128), D]    [G, D, ceil(N/128)]     of blocks of 128 x 128
+        ==================  ======================  ==========================================
+
+        Those of `a` are of the packed array: a block may have rows of several groups. Two lines
+        that give the same shape mean the earlier one. Of a packed depth: [], [1], [M], [M, 1] and
+        [], [1], [N], [1, N], the same for all groups; or [G, 1, 1], [G, M, 1] and [G, 1, N].
+        int8 has no factors along K. For lists: lists of what :func:`scaled_matmul` takes, or None.
     precision : {"ieee", "tf32"}
         Of float32 products.
+    out_dtype : str or dtype, optional
+        Of a new result: one of the first four, default the dtype of `a`. Of float8 and int8 arrays
+        as in :func:`scaled_matmul`: default bfloat16, and int32 for int8 without scales and bias.
     batch_invariant : bool
         A row's bits depend neither on the number of rows nor on its place among them.
     out : array, optional
-        Written instead of a new array; any of the four dtypes. For lists a list.
+        Written instead of a new array; of any dtype that `out_dtype` may name. For lists a list.
     stream : int or object with ``__cuda_stream__``, optional
         The stream to run on; default: the current stream of a's framework.
 
     Returns
     -------
     array or list of arrays
-        [T, N], of which rows beyond the last offset are not written; or [G, M, N], zeros for an
-        empty group; or the list of the products.
+        [T, N], of which rows beyond the last offset are not written; or [G, M, N], sums over
+        nothing (0) for an empty group; or the list of the products.
 
     Raises
     ------
     ValueError
-        Shapes that do not fit, or an `out` that cannot be written or overlaps an input.
+        Shapes that do not fit, scales beside other arrays than float8 and int8, or an `out` that
+        cannot be written or overlaps an input.
     TypeError
         Wrong dtype, or not an array.
+    NotImplementedError
+        Factors along a packed depth, or along K of int8.
     """
+    out_dtype = dtype_name(out_dtype)
     if not isinstance(a, (list, tuple)):
-        return _dlkern.grouped_matmul(a, b, offsets, bias, precision, batch_invariant, out, stream)
+        return _dlkern.grouped_matmul(
+            a, b, offsets, bias, scale_a, scale_b, precision, out_dtype, batch_invariant, out,
+            stream,
+        )  # fmt: skip
     if offsets is not None or bias is not None:
         name = "offsets" if offsets is not None else "bias"
         raise ValueError(f"grouped_matmul: {name} is given, expected None beside lists")
-    _require_lists("grouped_matmul", a, b=b, out=out)
+    _require_lists("grouped_matmul", a, b=b, scale_a=scale_a, scale_b=scale_b, out=out)
     if out is not None:
-        _dlkern.require_disjoint_lists("grouped_matmul", (("out", out),), (("a", a), ("b", b)))
+        used = (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b))
+        _dlkern.require_disjoint_lists("grouped_matmul", (("out", out),), used)
+    none = [None] * len(a)
     return [
-        matmul(x, y, precision=precision, batch_invariant=batch_invariant, out=z, stream=stream)
-        for x, y, z in zip(a, b, out or [None] * len(a), strict=True)
+        _dlkern.product_of_list(x, y, sx, sy, precision, out_dtype, batch_invariant, z, stream)
+        for x, y, sx, sy, z in zip(a, b, scale_a or none, scale_b or none, out or none, strict=True)
     ]
 
 
@@ -95,6 +131,9 @@ def grouped_matmul_backward(
     r"""Gradients of :func:`grouped_matmul` of packed rows, or of lists, by `a` and `b`.
 
     .. math:: da_t = dy_t \, b_g^T, \quad db_g = a_{g, :}^T \, dy_{g, :}
+
+    Of the four floating dtypes. With float8 these are products of :func:`grouped_matmul`, of rows
+    for da (`b` transposed) and of a packed depth for db (`a` transposed), with scales of their own.
 
     Parameters
     ----------
@@ -135,9 +174,9 @@ def grouped_matmul_backward(
 
 
 def _require_lists(op: str, a: Sequence[Any], **others: Any) -> None:
-    """Beside a list `a`: lists of the same length, or None for outputs."""
+    """Beside a list `a`: lists of the same length, or None for outputs and scales."""
     for name, other in others.items():
-        if other is None and name.startswith("out"):
+        if other is None and name.startswith(("out", "scale")):
             continue
         if not isinstance(other, (list, tuple)):
             raise TypeError(f"{op}: {name} is {type(other).__name__}, expected a list as a is")

@@ -92,12 +92,12 @@ def scaled_matmul(
         Factors of a kind that the operands cannot have.
     """
     return _dlkern.scaled_matmul(
-        a, b, scale_a, scale_b, bias, activation, alpha, _dtype_name(out_dtype), scale_out,
+        a, b, scale_a, scale_b, bias, activation, alpha, dtype_name(out_dtype), scale_out,
         amax, batch_invariant, out, out_amax, stream,
     )  # fmt: skip
 
 
-def _dtype_name(dtype: Any) -> str | None:
+def dtype_name(dtype: Any) -> str | None:
     """Of a name, a NumPy or JAX dtype, a scalar type or a torch.dtype."""
     if dtype is None or isinstance(dtype, str):
         return dtype

@@ -614,6 +614,30 @@ OPS = [
         variant="depth",
     ),
     Op(
+        "grouped_matmul",
+        {
+            "a": small("float8_e4m3fn", 9, 140),
+            "b": small("float8_e5m2", 4, 140, 17),
+            "offsets": ends(2, 2, 8, 9, dtype="int32"),
+            "bias": small("float32", 4, 17),
+            "scale_a": powers_of_two(9, 2),
+            "scale_b": powers_of_two(4, 2, 17),
+        },
+        {"out": ((9, 17), "float32")},
+        {"out_dtype": "float32"},
+        variant="float8",
+    ),
+    Op(
+        "grouped_matmul",
+        {
+            "a": small("int8", 5, 9),
+            "b": small("int8", 9, 17),
+            "offsets": ends(2, 2, 9, dtype="int64"),
+        },
+        {"out": ((3, 5, 17), "int32")},
+        variant="int8-depth",
+    ),
+    Op(
         "grouped_matmul_backward",
         {
             "dy": normal(9, 17),

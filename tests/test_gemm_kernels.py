@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from backends import LAYOUTS
 from oracle import assert_close, float64, numpy_dtype, rounded
+from test_gemm_grouped_scaled import depth_f64, depth_scales, rows_f64, scales_a, scales_b
 
 import dlkern
 
@@ -280,3 +281,55 @@ def test_groups_of_the_depth(gpu, kernel, kind, layout, offsets, rng):
         fa, fb = float64(a[:, begin:end]), float64(b[begin:end])
         assert_close(result[g], fa @ fb, dtype, "matmul", scale=np.abs(fa) @ np.abs(fb))
         begin = end
+
+
+FACTORS = (
+    ("none", "none"),
+    ("row", "row2"),
+    ("tensor", "each"),
+    ("piece", "block"),
+    ("block", "row"),
+)
+
+
+def eight_bits(rng, shape, dtype):
+    if dtype == "int8":
+        return rng.integers(-128, 128, shape, np.int8)
+    return rounded(rng.standard_normal(shape), dtype)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtypes", [("float8_e4m3fn", "float8_e5m2"), ("int8", "int8")])
+@pytest.mark.parametrize("kinds", FACTORS)
+@pytest.mark.parametrize("offsets", OFFSETS)
+def test_groups_of_rows_with_scales(gpu, kernel, dtypes, kinds, offsets, rng):
+    """Each group has factors of its own; those of rows are of the packed tensor."""
+    if dtypes[0] == "int8" and "block" in kinds:
+        pytest.skip("int8 has no factors along k")
+    for n, layout in ((70, "contiguous"), (129, "transposed"), (5, "unaligned")):
+        a, b = eight_bits(rng, (300, 200), dtypes[0]), eight_bits(rng, (5, 200, n), dtypes[1])
+        of_a, of_b = scales_a(kinds[0], rng, 300, 200), scales_b(kinds[1], rng, 5, n, 200)
+        scales = (None if s is None else gpu.array(s) for s in (of_a, of_b))
+        y = gpu.empty((300, n), "float32")
+        arrays = gpu.array(a, layout), gpu.array(b, layout), gpu.array(np.array(offsets))
+        dlkern.grouped_matmul(*arrays, None, *scales, out=y)
+        expected, scale = rows_f64(a, b, offsets, of_a, of_b)
+        assert_close(gpu.numpy(y), expected, "float32", "matmul", scale=scale)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtypes", [("float8_e4m3fn", "float8_e5m2"), ("int8", "int8")])
+@pytest.mark.parametrize("kind", ["none", "row2", "each row"])
+@pytest.mark.parametrize("offsets", OFFSETS)
+def test_groups_of_the_depth_with_scales(gpu, kernel, dtypes, kind, offsets, rng):
+    for layout in ("contiguous", "transposed", "unaligned"):
+        a, b = eight_bits(rng, (65, 300), dtypes[0]), eight_bits(rng, (300, 33), dtypes[1])
+        of_a, of_b = (depth_scales(kind, rng, 5, rows) for rows in (65, 33))
+        if of_b is not None:
+            of_b = np.swapaxes(of_b, -1, -2)
+        scales = (None if s is None else gpu.array(s) for s in (of_a, of_b))
+        y = gpu.empty((5, 65, 33), "float32")
+        arrays = gpu.array(a, layout), gpu.array(b, layout), gpu.array(np.array(offsets))
+        dlkern.grouped_matmul(*arrays, None, *scales, out=y)
+        expected, scale = depth_f64(a, b, offsets, of_a, of_b)
+        assert_close(gpu.numpy(y), expected, "float32", "matmul", scale=scale)

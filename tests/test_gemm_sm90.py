@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from oracle import assert_close, float64, rounded
 from test_gemm import ACTIVATIONS
+from test_gemm_grouped_scaled import rows_f64, scales_a, scales_b
 
 import dlkern
 from dlkern import _dlkern
@@ -199,6 +200,54 @@ def test_groups_of_rows(gpu, ends, rng):
             assert_close(gpu.numpy(y)[begin:end], expected + float64(bias[g]), "bfloat16",
                          "matmul", scale=scale + 4)  # fmt: skip
         print(name)
+
+
+@pytest.mark.parametrize("a_dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("b_dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("none", "none"), ("row", "row"), ("tensor", "each"), ("piece", "row"),
+        ("piece", "piece"), pytest.param(("piece", "block"), marks=pytest.mark.sanitize),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("ends", [[0, 130, 130, 400, 512], [512] * 5, [5, 6, 7, 8, 9], [0] * 5])
+def test_groups_of_float8_rows(gpu, a_dtype, b_dtype, kinds, ends, rng):
+    """Factors of each group; operands where they lie, and gathered first."""
+    for k, n in ((400, 264), (144, 520)):
+        a, weights = normal(rng, (512, k), a_dtype), normal(rng, (5, n, k), b_dtype)
+        of_a, of_b = scales_a(kinds[0], rng, 512, k), scales_b(kinds[1], rng, 5, n, k)
+        scales = [None if s is None else gpu.array(s) for s in (of_a, of_b)]
+        b = np.swapaxes(weights, 1, 2)
+        expected, scale = rows_f64(a, b, ends, of_a, of_b)
+        rows = ends[-1]
+        for view in (gpu.array(weights).swapaxes(1, 2), gpu.array(b)):
+            for name, y in in_every_configuration(
+                dlkern.grouped_matmul, gpu.array(a), view, gpu.array(np.array(ends, "i4")), None,
+                *scales, out_dtype="float32",
+            ):  # fmt: skip
+                print(name)
+                assert_close(gpu.numpy(y)[:rows], expected[:rows], "float32", "matmul_float8",
+                             scale=scale[:rows])  # fmt: skip
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("ends", [[0, 130, 130, 400, 512], [512] * 5, [5, 6, 7, 8, 9], [0] * 5])
+def test_groups_of_int8_rows(gpu, ends, rng):
+    a, weights = (rng.integers(-128, 128, s).astype("i1") for s in ((512, 144), (5, 264, 144)))
+    arrays = gpu.array(a), gpu.array(weights).swapaxes(1, 2), gpu.array(np.array(ends, "i4"))
+    of_a, of_b = scales_a("row", rng, 512, 144), scales_b("row", rng, 5, 264, 144)
+    b, rows = np.swapaxes(weights, 1, 2), ends[-1]
+    exact, _ = rows_f64(a, b, ends)
+    expected, scale = rows_f64(a, b, ends, of_a, of_b)
+    for name, y in in_every_configuration(dlkern.grouped_matmul, *arrays):
+        print(name)
+        np.testing.assert_array_equal(gpu.numpy(y)[:rows], exact[:rows].astype("i4"))
+    for name, y in in_every_configuration(
+        dlkern.grouped_matmul, *arrays, None, gpu.array(of_a), gpu.array(of_b), out_dtype="float32"
+    ):
+        print(name)
+        assert_close(gpu.numpy(y)[:rows], expected[:rows], "float32", "matmul", scale=scale[:rows])
 
 
 # ---- Float32 in full precision -------------------------------------------------------------

@@ -1,6 +1,7 @@
 /* Matrix products and fully-connected layers.
  *
- * dtypes: float64, float32, float16, bfloat16; dlk_scaled_matmul has float8 and int8 operands.
+ * dtypes: float64, float32, float16, bfloat16; dlk_scaled_matmul has float8 and int8 operands, and
+ * dlk_grouped_matmul takes all of them.
  * Products are summed in float32 (float64 for float64, int32 for int8) and rounded once, to the
  * dtype of the output, which may be any of the four. Any strides of inputs and outputs; a transposed
  * matrix is a view. A sum over nothing (K = 0) is 0.
@@ -183,13 +184,29 @@ typedef struct dlk_grouped_matmul_params {
  * Packed rows:  a [T, K], b [G, K, N], y [T, N]:       y[t] = a[t] b[g] + bias[g] for t in group g;
  *               bias [G, N] (optional). Rows beyond the last offset are not written.
  * Packed depth: a [M, T], b [T, N], y [G, M, N]:       y[g] = a[:, group g] b[group g, :];
- *               zeros for an empty group; no bias.
+ *               sums over nothing for an empty group; no bias.
  *
- * a, b, bias: same dtype, one of the four floating ones. Offsets are clamped to [0, T] where they
- * are used and nothing out of bounds is touched; that they do not fall is the caller's word, which
- * debug mode checks: else the results are undefined. y overlaps no input. */
+ * a, b, bias, y: dtypes of dlk_matmul, a, b and bias the same one; or those of dlk_scaled_matmul.
+ * Offsets are clamped to [0, T] where they are used and nothing out of bounds is touched; that they
+ * do not fall is the caller's word, which debug mode checks: else the results are undefined. y
+ * overlaps no input.
+ *
+ * scale_a, scale_b (optional): of float8 and int8 operands, as in dlk_scaled_matmul. Those of a are
+ * of the packed tensor, whatever the groups; those of b are one number or have a dimension for the
+ * groups before the others. With D = ceil(K / 128):
+ *
+ *     of a                of b                   factor
+ *     [] or [1]           [], [1] or [1, 1, 1]   of the tensor
+ *                         [G] or [G, 1, 1]       of each group
+ *     [T] or [T, 1]       [G, N] or [G, 1, N]    of each row of a, column of b
+ *     [T, D]              [G, D, N]              of 128 neighbours along k
+ *     [ceil(T/128), D]    [G, D, ceil(N/128)]    of blocks of 128 x 128
+ *
+ * Packed depth: [] or [1]; [M] or [M, 1], and [N] or [1, N]; or for each group [G, 1, 1], and
+ * [G, M, 1] or [G, 1, N]. None changes along the packed depth. */
 DLK_API dlk_status_t dlk_grouped_matmul(const DLTensor* a, const DLTensor* b,
                                         const DLTensor* offsets, const DLTensor* bias,
+                                        const DLTensor* scale_a, const DLTensor* scale_b,
                                         const DLTensor* y, const dlk_grouped_matmul_params* params,
                                         const dlk_launch* launch);
 

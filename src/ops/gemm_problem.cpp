@@ -108,6 +108,87 @@ void set_rows(Gemm& g, const Tensor& x, const Tensor& y, const Tensor& pre, cons
   g.saved = columns(saved);
 }
 
+void require_8bit(const Call& call, const Tensor& a, const Tensor& b, const Tensor& y,
+                  bool is_plain) {
+  using enum DType;
+  call.require_dtype(a, {kFloat8E4M3, kFloat8E5M2, kInt8});
+  if (a.dtype == kInt8) {
+    call.require_same_dtype(b, a);
+  } else {
+    call.require_dtype(b, {kFloat8E4M3, kFloat8E5M2});
+  }
+  if (y.dtype == kInt32 && a.dtype == kInt8) {
+    if (!is_plain) {
+      fail(DLK_UNSUPPORTED_DTYPE, y.name,
+           ".dtype is int32, expected a floating one: int32 takes the sums, and nothing may be "
+           "applied to them");
+    }
+    return;
+  }
+  call.require_dtype(y, {kBFloat16, kFloat16, kFloat32, kFloat8E4M3, kFloat8E5M2});
+}
+
+namespace {
+
+// Whether t is a scale of `rows` rows, of depth `depth`; then into `scale`.
+bool fits_scale(const Tensor& t, int64_t rows, int64_t depth, int along_k, Scale& scale) {
+  if (t.numel() == 1) return true;
+  if (t.ndim == 1 && t.shape[0] == rows) {
+    scale.row = t.strides[0];
+    return true;
+  }
+  if (t.ndim != 2) return false;
+  const int64_t pieces = ceil_div(depth, kScaleDepth), blocks = ceil_div(rows, kScaleDepth);
+  const int64_t r = t.shape[1 - along_k], d = t.shape[along_k];
+  scale.row = t.strides[1 - along_k];
+  if (d == 1 && r == rows) return true;
+  scale.depth = pieces == 1 ? 0 : t.strides[along_k];
+  if (d == pieces && r == rows) return true;
+  scale.rows = kScaleDepth;
+  return d == pieces && r == blocks;
+}
+
+Tensor without_first_dimension(Tensor t) {
+  --t.ndim;
+  std::copy_n(t.shape.begin() + 1, t.ndim, t.shape.begin());
+  std::copy_n(t.strides.begin() + 1, t.ndim, t.strides.begin());
+  return t;
+}
+
+}  // namespace
+
+Scale read_scale(const Call& call, const Tensor& t, int64_t rows, int64_t depth, int along_k,
+                 std::optional<int64_t> items) {
+  if (!t) return {};
+  call.require_dtype(t, {DType::kFloat32});
+  call.require_rank(t, 0, items ? 3 : 2);
+  Scale scale{t.as<const float>()};
+  if (t.numel() == 1) return scale;
+  if (!items) {
+    if (fits_scale(t, rows, depth, along_k, scale)) return scale;
+  } else if (t.shape[0] == *items &&
+             fits_scale(without_first_dimension(t), rows, depth, along_k, scale)) {
+    scale.item = t.strides[0];
+    return scale;
+  }
+  const int64_t pieces = ceil_div(depth, kScaleDepth), blocks = ceil_div(rows, kScaleDepth);
+  const auto text = [&](std::vector<int64_t> shape) {
+    if (shape.size() == 2 && along_k == 0) std::swap(shape[0], shape[1]);
+    if (items) shape.insert(shape.begin(), *items);
+    return shape_string(shape.data(), static_cast<int>(shape.size()));
+  };
+  fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t), ", expected ",
+       items ? "[], " : "", text({}), ", ", text({rows}), ", ", text({rows, 1}), ", ",
+       text({rows, pieces}), " or ", text({blocks, pieces}));
+}
+
+void require_no_int8_depth(const Gemm& g) {
+  if (g.a.dtype == DType::kInt8 && (g.scale_a.depth != 0 || g.scale_b.depth != 0)) {
+    fail(DLK_NOT_SUPPORTED, g.scale_a.depth != 0 ? "scale_a" : "scale_b",
+         " has factors along k, which only float8 operands may have");
+  }
+}
+
 // m becomes the innermost dimension of the batch, merged with what is there where the strides of all
 // tensors allow it and b is the same all along: a stack of matrices times one matrix is one taller
 // matrix.

@@ -1,6 +1,7 @@
 // From checked tensors to a Gemm: what the C functions of the family share.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "core/call.h"
@@ -43,6 +44,19 @@ Gemm make_gemm(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& 
 // to, the shape of y, and may be absent.
 void set_rows(Gemm& g, const Tensor& x, const Tensor& y, const Tensor& pre, const Tensor& residual,
               const Tensor& saved);
+
+// Of products of float8 or int8 operands. is_plain: nothing is applied to the sums, so that y may be
+// int32 where the operands are int8.
+void require_8bit(const Call& call, const Tensor& a, const Tensor& b, const Tensor& y,
+                  bool is_plain);
+
+// The factors of an operand, checked; none where t is absent. along_k: its dimension along k, 1 of a
+// and 0 of b. items: there may be factors for each of so many items of a batch, in a dimension before
+// the others.
+Scale read_scale(const Call& call, const Tensor& t, int64_t rows, int64_t depth, int along_k,
+                 std::optional<int64_t> items = std::nullopt);
+// int8 operands have none along k.
+void require_no_int8_depth(const Gemm& g);
 
 // Takes leading dimensions for rows where that gives one taller matrix.
 void fold_batch_into_rows(Gemm& g);

@@ -20,55 +20,6 @@ void require_scalar(const Call& call, const Tensor& t) {
   }
 }
 
-// The factors of an operand of `rows` rows (of a) or columns (of b: `along_k` is then dimension 0).
-Scale read_scale(const Call& call, const Tensor& t, int64_t rows, int64_t depth, int along_k) {
-  if (!t) return {};
-  call.require_dtype(t, {DType::kFloat32});
-  call.require_rank(t, 0, 2);
-  Scale scale{t.as<const float>(), 1, 0, 0};
-  if (t.numel() == 1) return scale;
-  const int64_t pieces = ceil_div(depth, kScaleDepth), blocks = ceil_div(rows, kScaleDepth);
-  if (t.ndim == 1 && t.shape[0] == rows) {
-    scale.row = t.strides[0];
-    return scale;
-  }
-  if (t.ndim == 2) {
-    const int64_t r = t.shape[1 - along_k], d = t.shape[along_k];
-    scale.row = t.strides[1 - along_k];
-    if (d == 1 && r == rows) return scale;
-    scale.depth = pieces == 1 ? 0 : t.strides[along_k];
-    if (d == pieces && r == rows) return scale;
-    scale.rows = kScaleDepth;
-    if (d == pieces && r == blocks) return scale;
-  }
-  const auto pair = [&](int64_t r, int64_t d) {
-    const std::array shape{along_k ? r : d, along_k ? d : r};
-    return shape_string(shape.data(), 2);
-  };
-  fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t), ", expected [], [", rows, "], ",
-       pair(rows, 1), ", ", pair(rows, pieces), " or ", pair(blocks, pieces));
-}
-
-void require_dtypes(const Call& call, const Tensor& a, const Tensor& b, const Tensor& y,
-                    bool is_plain) {
-  using enum DType;
-  call.require_dtype(a, {kFloat8E4M3, kFloat8E5M2, kInt8});
-  if (a.dtype == kInt8) {
-    call.require_same_dtype(b, a);
-  } else {
-    call.require_dtype(b, {kFloat8E4M3, kFloat8E5M2});
-  }
-  if (y.dtype == kInt32 && a.dtype == kInt8) {
-    if (!is_plain) {
-      fail(DLK_UNSUPPORTED_DTYPE, y.name,
-           ".dtype is int32, expected a floating one beside scales, "
-           "bias, activation, scale_out or amax");
-    }
-    return;
-  }
-  call.require_dtype(y, {kBFloat16, kFloat16, kFloat32, kFloat8E4M3, kFloat8E5M2});
-}
-
 }  // namespace
 }  // namespace dlkern
 
@@ -88,9 +39,9 @@ dlk_status_t dlk_scaled_matmul(const DLTensor* a_, const DLTensor* b_, const DLT
     const Tensor scale_out = call.optional_input("scale_out", scale_out_);
     const Tensor y = call.output("y", y_);
     const Tensor amax = call.optional_output("amax", amax_);
-    require_dtypes(call, a, b, y,
-                   !scale_a && !scale_b && !bias && !scale_out && !amax &&
-                       p.activation == DLK_ACTIVATION_NONE);
+    require_8bit(call, a, b, y,
+                 !scale_a && !scale_b && !bias && !scale_out && !amax &&
+                     p.activation == DLK_ACTIVATION_NONE);
     call.require_rank(a, 2, kMaxDims);
     call.require_rank(b, 2, kMaxDims);
     call.require_shape(y, matmul_shape(a, b), "the shape of a @ b");
@@ -121,10 +72,7 @@ dlk_status_t dlk_scaled_matmul(const DLTensor* a_, const DLTensor* b_, const DLT
     g.scale_y = scale_out ? scale_out.as<const float>() : nullptr;
     g.amax = amax ? amax.as<float>() : nullptr;
     g.batch_invariant = p.batch_invariant != 0;
-    if (a.dtype == DType::kInt8 && (g.scale_a.depth != 0 || g.scale_b.depth != 0)) {
-      fail(DLK_NOT_SUPPORTED, g.scale_a.depth != 0 ? "scale_a" : "scale_b",
-           " has factors along k, which only float8 operands may have");
-    }
+    require_no_int8_depth(g);
     fold_batch_into_rows(g);
     for (const Tensor* scale : {&scale_a, &scale_b}) {
       if (g.batch.ndim != 0 && y.numel() != 0 && scale->present && scale->numel() != 1) {

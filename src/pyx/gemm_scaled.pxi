@@ -12,6 +12,17 @@ cdef extern from "dlkern/gemm.h" nogil:
                                    const dlk_scaled_matmul_params*, const dlk_launch*)
 
 
+cdef DLDataType result_dtype(Call call, object name, DLDataType operand, bint plain) except *:
+    """Of a new product; plain: nothing is applied to the sums."""
+    if name is None:
+        if operand.bits != 8:
+            return operand
+        name = "int32" if dtype_name(operand) == "int8" and plain else "bfloat16"
+    if name not in _dtype_codes:
+        raise ValueError(f"{call.op}: out_dtype is {name!r}, expected the name of a dtype")
+    return dtype_named(name)
+
+
 def scaled_matmul(a, b, scale_a, scale_b, bias, activation, alpha, out_dtype, scale_out,
                   amax, bint batch_invariant, out, out_amax, stream):
     """y, or (y, amax) with amax."""
@@ -27,13 +38,10 @@ def scaled_matmul(a, b, scale_a, scale_b, bias, activation, alpha, out_dtype, sc
     cdef const DLTensor* tscale_out = call.optional_input("scale_out", scale_out)
     cdef int64_t shape[8]
     cdef int ndim = matmul_shape(ta, tb, shape)
-    if out_dtype is None:
-        plain = (scale_a is None and scale_b is None and bias is None and activation is None
-                 and scale_out is None and not amax and out_amax is None)
-        out_dtype = "int32" if dtype_name(ta.dtype) == "int8" and plain else "bfloat16"
-    if out_dtype not in _dtype_codes:
-        raise ValueError(f"{call.op}: out_dtype is {out_dtype!r}, expected the name of a dtype")
-    cdef const DLTensor* ty = call.output("y", out, ndim, shape, dtype_named(out_dtype))
+    plain = (scale_a is None and scale_b is None and bias is None and activation is None
+             and scale_out is None and not amax and out_amax is None)
+    cdef const DLTensor* ty = call.output("y", out, ndim, shape,
+                                          result_dtype(call, out_dtype, ta.dtype, plain))
     cdef const DLTensor* tamax = NULL
     if amax or out_amax is not None:
         tamax = call.output("amax", out_amax, 0, shape, dtype_named("float32"))

@@ -173,7 +173,18 @@ static void test_matmul(void) {
   DLTensor trows = cpu_tensor(rows, 2, packed), tweights = cpu_tensor(weights, 3, groups);
   DLTensor tends = cpu_tensor((float*)(void*)ends, 1, two), tout = cpu_tensor(out, 2, packed);
   tends.dtype.code = kDLInt;
-  EXPECT(dlk_grouped_matmul(&trows, &tweights, &tends, NULL, &tout, NULL, NULL) == DLK_SUCCESS);
+  EXPECT(dlk_grouped_matmul(&trows, &tweights, &tends, NULL, NULL, NULL, &tout, NULL, NULL) ==
+         DLK_SUCCESS);
+  EXPECT(out[0] == 10 && out[1] == 200 && out[2] == -1);
+
+  /* int8: a factor for each row, and for each group. */
+  int8_t small[3] = {1, 2, 3}, weight[2] = {10, 100};
+  float of_rows[3] = {1, 2, 4}, of_groups[2] = {1, 0.5f};
+  trows.data = small, tweights.data = weight;
+  trows.dtype = tweights.dtype = ta.dtype;
+  DLTensor tof_rows = cpu_tensor(of_rows, 2, packed), tof_groups = cpu_tensor(of_groups, 1, two);
+  EXPECT(dlk_grouped_matmul(&trows, &tweights, &tends, NULL, &tof_rows, &tof_groups, &tout, NULL,
+                            NULL) == DLK_SUCCESS);
   EXPECT(out[0] == 10 && out[1] == 200 && out[2] == -1);
 }
 
