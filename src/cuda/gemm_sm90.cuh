@@ -49,6 +49,7 @@ __device__ __forceinline__ void load_operand(uint8_t* to, const CUtensorMap& map
   }
 }
 
+// By a warp whose lanes do the same, one of which copies.
 template <class T>
 __device__ void produce(const Sm90Args& args, const CUtensorMap& map_a, const CUtensorMap& map_b,
                         const Sm90Shared<T>& shared, uint32_t rank) {
@@ -67,6 +68,7 @@ __device__ void produce(const Sm90Args& args, const CUtensorMap& map_a, const CU
     map_item(args.b, t.index, at_b);
     for (int block = t.k_begin; block < t.k_end; ++block, ring.advance()) {
       barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+      if (!elect_one()) continue;
       Barrier* full = &shared.full[ring.stage];
       barrier_arrive_expect(full, T::kStage);
       const int k = block * T::kDepth;
@@ -422,11 +424,10 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     if (threadIdx.x < kOnesBytes / 2) reinterpret_cast<uint16_t*>(shared.ones)[threadIdx.x] = one;
     fence_async_shared();
   }
-  kCluster ? cluster_sync() : __syncthreads();
+  kCluster ? cluster_meet() : __syncthreads();
   if (group == 0) {
     if constexpr (T::C.consumers == 2) register_limit_lower<40>();
-    if (threadIdx.x == 0) produce<T>(args, map_a, map_b, shared, rank);
-    __syncwarp();
+    if (warp_uniform(threadIdx.x / 32) == 0) produce<T>(args, map_a, map_b, shared, rank);
     if constexpr (T::C.cluster_k) {
       if (cluster_size() > 1) cluster_sync();  // the one in finish_cluster_tile
     }
@@ -434,7 +435,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     if constexpr (T::C.consumers == 2) register_limit_raise<232>();
     consume<T>(args, map_y, shared, group - 1, rank);
   }
-  if constexpr (kCluster) cluster_sync();  // shared memory that others write or read lives as long
+  if constexpr (kCluster) cluster_meet();  // shared memory that others write or read lives as long
 }
 
 template <Mma kMma, int kConfig, bool kAAlongK, bool kBAlongK>

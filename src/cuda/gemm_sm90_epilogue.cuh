@@ -276,7 +276,7 @@ class Sm90Output {
 
   // Those who share a slab: a warp, or all of the consumer. One of them stores it.
   __device__ void sync_slab() const { kWarpSlabs ? __syncwarp() : sync(); }
-  __device__ bool is_leader() const { return threadIdx.x % (kWarpSlabs ? 32 : 128) == 0; }
+  __device__ bool is_leader() const { return (kWarpSlabs || warp_ == 0) && elect_one(); }
 
   // A slab to write to: it has been stored, and no thread reads it any more.
   __device__ uint8_t* free_slab() {

@@ -211,10 +211,18 @@ __device__ __forceinline__ uint32_t cluster_size() {
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 }
+// All threads of the cluster have come here, and see what the others wrote before.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+// All threads of the cluster have come here: no wait for their writes, which takes much longer.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.aligned;" ::
           : "memory");
 }
 // 16 bytes at the same place in the shared memory of another block of the cluster.
@@ -237,6 +245,19 @@ __device__ __forceinline__ float4 load_from_block(const float4* p, uint32_t rank
 // What is the same in all lanes of a warp, such that the compiler knows it: addresses made of it need
 // no detour to the registers that these instructions take them from.
 __device__ __forceinline__ int warp_uniform(int v) { return __shfl_sync(0xffffffff, v, 0); }
+// True in one lane of a whole warp, always the same one. Unlike after a comparison of lanes the
+// compiler knows that there is only one.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
 template <int kRegisters>
 __device__ __forceinline__ void register_limit_lower() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
