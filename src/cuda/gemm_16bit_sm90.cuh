@@ -59,6 +59,8 @@ Sm90Kernel kernel_of_16_bits(int config, bool a_along_k, bool b_along_k) {
       return a_along_k || b_along_k ? Sm90Kernel{} : make_sm90_kernel<kMma, 14, false, false>();
     case 16:
       return any_layout<kMma, 16>(a_along_k, b_along_k);
+    case 17:
+      return any_layout<kMma, 17>(a_along_k, b_along_k);
     default:
       return {};
   }

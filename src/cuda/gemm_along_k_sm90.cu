@@ -23,13 +23,13 @@ Sm90Kernel sm90_kernel_along_k(Mma mma, int config) {
     case Mma::kInt8:
       return one_of<Mma::kInt8, 1, 3, 4, 6, 8, 10, 16>(config);
     case Mma::kE4M3:
-      return one_of<Mma::kE4M3, 12, 15>(config);
+      return one_of<Mma::kE4M3, 12, 15, 18, 19>(config);
     case Mma::kE4M3E5M2:
-      return one_of<Mma::kE4M3E5M2, 12, 15>(config);
+      return one_of<Mma::kE4M3E5M2, 12, 15, 18, 19>(config);
     case Mma::kE5M2E4M3:
-      return one_of<Mma::kE5M2E4M3, 12, 15>(config);
+      return one_of<Mma::kE5M2E4M3, 12, 15, 18, 19>(config);
     case Mma::kE5M2:
-      return one_of<Mma::kE5M2, 12, 15>(config);
+      return one_of<Mma::kE5M2, 12, 15, 18, 19>(config);
     default:
       return {};
   }

@@ -143,10 +143,11 @@ int depth_of(Mma mma) { return kSwizzleBytes / element_bytes(mma); }
 
 int64_t tiles_of(const Gemm& g, const Sm90Plan& plan) {
   const Sm90Config& c = plan.tile();
-  const int64_t rows = ceil_div(plan.first.rows, c.m);
+  const int below = c.share_a ? 1 : c.multicast, beside = c.share_a ? c.multicast : 1;
+  const int64_t rows = ceil_div(plan.first.rows, c.m * below) * below;
+  const int64_t columns = ceil_div(plan.second.rows, c.n * beside) * beside;
   // Groups share the rows, and each has a tile that is not full.
-  return (g.is_grouped() ? rows + g.batch.numel / 2 : rows * g.batch.numel) *
-         ceil_div(plan.second.rows, c.n);
+  return (g.is_grouped() ? rows + g.batch.numel / 2 : rows * g.batch.numel) * columns;
 }
 
 bool is_wide(const Gemm& g) { return dtype_size(g.y.dtype) == 4; }
@@ -173,21 +174,41 @@ bool has_bias(const Gemm& g, const Sm90Plan& plan) {
   return g.beta != 0 && (plan.transposed ? g.c.col : g.c.row) == 0 && g.c.dtype != DType::kFloat64;
 }
 
-// The activation is one of quick_activation(), and comes right after the bias. That depends on how a
-// problem is turned, and so on m.
-bool is_quick(const Gemm& g, const Sm90Plan& plan) {
+// The activation, if there is one, is one of quick_activation(). Which is right after the bias and
+// what is added in pairs: that depends on how a problem is turned, and so on m.
+bool has_usual_activation(const Gemm& g) {
   const bool usual = g.activation == DLK_ACTIVATION_RELU || g.activation == DLK_ACTIVATION_GELU ||
                      g.activation == DLK_ACTIVATION_GELU_TANH ||
                      g.activation == DLK_ACTIVATION_SILU;
-  return usual && !g.saved.data && !g.pre.data && (g.beta == 0 || has_bias(g, plan)) &&
-         dtype_size(g.y.dtype) == 2 && !g.batch_invariant;
+  return usual && !g.saved.data && !g.pre.data && dtype_size(g.y.dtype) == 2 && !g.batch_invariant;
+}
+
+// c or a residual that is added in registers, where there is one and nothing that they do not have.
+const Matrix* pairs_of(const Gemm& g, const Sm90Plan& plan) {
+  const bool addend = g.beta != 0 && !has_bias(g, plan);
+  if (addend == (g.residual.data != nullptr) || plan.tile().cluster_k) return nullptr;
+  if (g.pre.data || g.saved.data || g.amax || g.scale_y) return nullptr;
+  if (g.activation != DLK_ACTIVATION_NONE && !has_usual_activation(g)) return nullptr;
+  const Matrix& t = addend ? g.c : g.residual;
+  const int64_t* strides = g.batch.stride[addend ? 2 : 5];
+  bool fits = t.dtype == g.y.dtype && dtype_size(t.dtype) == 2 && t.col == 1 && t.row % 2 == 0 &&
+              g.n % 2 == 0 && reinterpret_cast<uintptr_t>(t.data) % 4 == 0;
+  for (int d = 0; d < g.batch.ndim; ++d) fits = fits && strides[d] % 2 == 0;
+  return fits ? &t : nullptr;
+}
+
+bool is_quick(const Gemm& g, const Sm90Plan& plan) {
+  return has_usual_activation(g) &&
+         (g.beta == 0 || has_bias(g, plan) || pairs_of(g, plan) == &g.c);
 }
 
 // What of the epilogue is not done in registers.
 Epilogue left_after_registers(const Gemm& g, const Sm90Plan& plan) {
   Epilogue e = g;
+  const Matrix* pairs = pairs_of(g, plan);
   e.alpha = 1;
-  if (has_bias(g, plan)) e.beta = 0;
+  if (has_bias(g, plan) || pairs == &g.c) e.beta = 0;
+  if (pairs == &g.residual) e.residual = {};
   if (is_quick(g, plan)) e.activation = DLK_ACTIVATION_NONE;
   return e;
 }
@@ -204,6 +225,7 @@ uint32_t features_of(const Gemm& g, const Sm90Plan& plan) {
   add(scales(plan.transposed ? g.scale_a : g.scale_b), kColScales);
   add(g.a.dtype == DType::kInt8 && g.y.dtype == DType::kInt32, kRaw);
   add(is_quick(g, plan), kQuick);
+  add(pairs_of(g, plan), kPairs);
   add(is_wide(g), kWide);
   add(g.y.dtype == DType::kBFloat16, kBFloat16);
   add(!left_after_registers(g, plan).is_plain(), kMore);
@@ -213,7 +235,7 @@ uint32_t features_of(const Gemm& g, const Sm90Plan& plan) {
                             ? g.y.dtype == DType::kBFloat16 && (features & (kRowScales | kColScales))
                             : g.y.dtype == g.a.dtype && dtype_size(g.y.dtype) == 2 && g.alpha == 1 &&
                                   (g.beta == 1 || !(features & kBias));
-  add(straight && !(features & (kQuick | kNeedsFull)), kStraight);
+  add(straight && !(features & (kQuick | kPairs | kNeedsFull)), kStraight);
   return features;
 }
 
@@ -222,35 +244,41 @@ bool needs_full(const Gemm& g, const Sm90Plan& plan) {
   return g.is_grouped() || (features_of(g, plan) & kNeedsFull);
 }
 
-constexpr double kFromMemory = 18;  // bytes that each multiprocessor gets in a clock, all at work
-
 // Estimated time of a configuration in clocks of a multiprocessor, fitted to times on an H200.
 double cost_of(const Gemm& g, const Sm90Plan& plan) {
+  constexpr double kFromMemory = 18;  // bytes that each multiprocessor gets in a clock, all at work
   const Sm90Config& c = plan.tile();
   const int64_t sms = multiprocessor_count(), blocks = tiles_of(g, plan) * plan.blocks_k;
   const double stages = ceil_div(ceil_div(g.k.numel, depth_of(plan.mma)), plan.blocks_k);
   // Clusters that share k have one tile each; other blocks go on to the next without a pause.
-  const int64_t at_once = c.cluster_k ? sms / plan.blocks_k * plan.blocks_k : sms;
-  const double waves = ceil_div(blocks, at_once);
-  // The tensor cores' clocks for a stage; and those in which a multiprocessor gets its bytes from
-  // the L2 cache, or a thin tile through its chain of instructions.
-  const double multiply = (c.planes == 3 ? 6 : 1) * c.m * c.n / 32.0;
-  const double efficiency = c.cluster_k || c.n >= 256 ? 1.0 : c.ping_pong || c.promote ? 1.05 : 1.2;
+  const bool shares_k = c.cluster_k && plan.blocks_k > 1;
+  const double waves = ceil_div(blocks, shares_k ? sms / plan.blocks_k * plan.blocks_k : sms);
+  // A stage: the tensor cores' clocks, and those in which its bytes come from the L2 cache. Blocks of
+  // a cluster wait for each other.
+  const double efficiency = c.n >= 192 ? 1.0 : c.n == 64 ? 1.2 : 1.05;
+  const double coupled = c.multicast > 1 && c.n < 256 ? 1.02 : 1.0;
+  const double multiply = (c.planes == 3 ? 6 : 1) * c.m * c.n / 32.0 * efficiency * coupled;
   const double rows = c.share_a ? c.m / c.multicast + c.n : c.m + c.n / c.multicast;
   const bool aligned = plan.first.is_aligned() && plan.second.is_aligned();
-  const double copy = c.planes * rows * kSwizzleBytes / (c.cluster_k ? 34 : aligned ? 64 : 32);
-  // What a full epilogue does takes longer; ping-pong hides most of it.
-  const double work = needs_full(g, plan) ? 4 : 1;
-  const double epilogue = (c.ping_pong && waves > 1 ? 0.2 : 1.0) * work * (600 + c.m * c.n / 16.0);
-  double add = c.cluster_k && plan.blocks_k > 1 ? 1200 : 0;
-  if (plan.parts() > 1) {
-    add = 4000 + 4.0 * plan.first.rows * plan.second.rows * (plan.parts() + 1) / (kFromMemory * sms);
-  }
-  const double coupled = c.multicast > 1 && c.n < 256 ? 1.02 : 1.0;  // blocks wait for each other
+  const double copy = c.planes * rows * kSwizzleBytes / (aligned ? 64 : 32);
+  const double main = stages * (c.cluster_k ? 200 + 1.2 * c.n : std::max(multiply, copy));
+  // A consumer's way out, chunk by chunk.
+  const uint32_t features = features_of(g, plan);
+  const double chunks = c.m / (c.ping_pong ? 64 : 64 * c.consumers) * std::max(c.n / 32, 1);
+  const bool full = plan.parts() == 1 && (features & kNeedsFull);
+  const double chunk = full ? 4000 : features & kQuick ? 1500 : features & kStraight ? 150 : 400;
+  const double out = 800 + chunk * chunks;
+  // Ping-pong: one consumer's way out while the other multiplies.
+  const double tiles = c.ping_pong ? waves * std::max(main, (main + out) / 2) + out
+                                   : waves * (main + out + (shares_k ? 4000 : 0));
   const double bytes = double(g.batch.numel) * dtype_size(g.a.dtype) * g.k.numel * (g.m + g.n);
-  return std::max(waves * stages * std::max(multiply * efficiency * coupled, copy),
-                  g.is_grouped() ? 0.0 : bytes / (kFromMemory * sms)) +
-         waves * epilogue + add;
+  const double memory = g.is_grouped() ? 0.0 : bytes / (kFromMemory * sms) + out;
+  double add = 0;
+  if (plan.parts() > 1) {
+    add =
+        4000 + 4.0 * plan.first.rows * plan.second.rows * (plan.parts() + 1) / (kFromMemory * sms);
+  }
+  return std::max(tiles, memory) + add;
 }
 
 std::string name_of(int config, int blocks_k) {
@@ -335,11 +363,14 @@ const char* unsuitable(const Gemm& g) {
 }
 
 // Products with few rows or columns have tiles of their own, whose rows are the long extent: those
-// with few rows are computed transposed. Not what is grouped, summed by rows or stored along m, nor
-// kinds without such tiles.
+// with few rows are computed transposed. Not what is grouped, summed by rows, scaled along the depth or
+// stored along m, nor float32 as planes.
+bool may_be_thin(const Gemm& g) {
+  return !g.row_sum.data && !g.is_grouped() && !scales_along_depth(g) &&
+         (g.a.dtype != DType::kFloat32 || g.tf32);
+}
 bool may_transpose(const Gemm& g) {
-  return g.m <= 128 && g.n > g.m && g.y.col == 1 && !g.row_sum.data && !g.is_grouped() &&
-         !is_float8(g.a.dtype) && (g.a.dtype != DType::kFloat32 || g.tf32);
+  return may_be_thin(g) && g.m <= (is_float8(g.a.dtype) ? 64 : 128) && g.n > g.m && g.y.col == 1;
 }
 
 // How operands go to a kernel; without a configuration. `packing`: they may be gathered in the
@@ -350,7 +381,7 @@ Sm90Plan lay_out(const Gemm& g, bool packing, bool transposed) {
   plan.transposed = transposed;
   plan.first = transposed ? operand_b(g) : operand_a(g);
   plan.second = transposed ? operand_a(g) : operand_b(g);
-  plan.thin = transposed || (plan.second.rows <= 128 && !may_transpose(g) && !g.is_grouped());
+  plan.thin = transposed || (plan.second.rows <= 128 && !may_transpose(g) && may_be_thin(g));
   plan.mma = *mma_of(plan.first.from->dtype, plan.second.from->dtype, g.tf32);
   bool any_packed = false;
   for (Operand* o : {&plan.first, &plan.second}) {
@@ -375,6 +406,7 @@ Sm90Plan lay_out(const Gemm& g, bool packing, bool transposed) {
 template <class F>
 void for_each_plan(const Gemm& g, bool packing, F&& f) {
   for (const bool transposed : {true, false}) {
+    // Tiles of 128 rows are half empty for 64.
     if (transposed ? !may_transpose(g) : may_transpose(g) && g.m <= 64) continue;
     const Sm90Plan layout = lay_out(g, packing, transposed);
     if (!layout.reason) for_each_choice(g, layout, f);
@@ -496,6 +528,10 @@ void set_epilogue(const Gemm& g, const Sm90Plan& plan, Sm90Args& args) {
   args.beta = static_cast<float>(g.beta);
   args.bias = {g.c.data, g.c.dtype, 0, plan.transposed ? g.c.row : g.c.col};
   args.quick = g.activation;
+  if (const Matrix* pairs = pairs_of(g, plan)) {
+    const bool addend = pairs == &g.c;
+    args.pairs = {pairs->data, pairs->row, addend ? args.beta : 1.0f, addend, addend ? 2 : 5};
+  }
   args.scale_row = plan.transposed ? g.scale_b : g.scale_a;
   args.scale_col = plan.transposed ? g.scale_a : g.scale_b;
 }
@@ -506,13 +542,12 @@ void set_tiles(const Gemm& g, const Sm90Config& c, int64_t parts, Sm90Args& args
   args.tiles_m = static_cast<int>(ceil_div(ceil_div(args.rows, c.m), below));
   args.tiles_n = static_cast<int>(ceil_div(ceil_div(args.cols, c.n), beside));
   args.band = std::max(1, 2048 / (c.m * below));
-  args.last_band = args.tiles_m % args.band;
   const int64_t of_item = int64_t{args.tiles_m} * args.tiles_n;
   args.tiles = static_cast<int>(of_item * g.batch.numel * parts);
   args.by_item = FastDiv(of_item);
   args.by_band_tiles = FastDiv(int64_t{args.band} * args.tiles_n);
   args.by_band = FastDiv(args.band);
-  args.by_last_band = FastDiv(std::max(args.last_band, 1));
+  args.by_last_band = FastDiv(std::max(args.tiles_m % args.band, 1));
   args.by_parts = FastDiv(parts);
   args.by_inner = FastDiv(g.batch.ndim > 0 ? g.batch.shape[g.batch.ndim - 1] : 1);
 }
@@ -542,7 +577,12 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
   args.part_blocks = static_cast<int>(ceil_div(args.k_blocks, plan.parts()));
   args.parts = static_cast<int>(ceil_div(args.k_blocks, args.part_blocks));  // none is empty
   set_tiles(g, c, args.parts, args);
-  args.batch = g.batch;
+  args.items = static_cast<int>(g.batch.numel);
+  for (int t = 0; t < Gemm::kTensors; ++t) {
+    for (int d = 0; d < g.batch.ndim; ++d) {
+      args.item_stride[t][2 - g.batch.ndim + d] = g.batch.stride[t][d];
+    }
+  }
   args.transposed = plan.transposed;
   args.row_sum = g.row_sum;
   args.add_row_sum = g.add_row_sum;

@@ -165,8 +165,8 @@ __device__ __forceinline__ void add_scaled(Sm90Sums<T>& sums, const Sm90Sums<T>&
   const Scale &of_row = args.scale_row, &of_col = args.scale_col;
   const bool each_col = of_col.along_depth() && of_col.rows < T::C.n;
   float* of_cols = shared.columns + (consumer * T::kVectors + 1) * T::C.n;
+  static_assert(T::C.n == 128);  // a column for each thread
   if (each_col) {
-    static_assert(T::C.n == 128);  // a column for each thread
     const int i = threadIdx.x % 128;
     named_barrier_sync(1 + consumer, 128);  // the factors before have been used
     of_cols[i] = tile.n + i < args.cols ? of_col.at(tile.item, tile.n + i, k) : 0.0f;
@@ -238,13 +238,14 @@ __device__ __forceinline__ void multiply_promoted(Sm90Sums<T>& sums, const Sm90A
   }
   if (block == tile.k_end) return;
   Sm90Sums<T> even;
-  const bool scaled = args.scale_row.along_depth() || args.scale_col.along_depth();
-  if (T::C.planes == 3 || scaled) {
+  constexpr bool kScalable = T::C.planes == 1 && T::C.n == 128;
+  if (T::C.planes == 3 ||
+      (kScalable && (args.scale_row.along_depth() || args.scale_col.along_depth()))) {
     while (block < tile.k_end) {
       issue(even);
       wgmma_wait<0>();
       const int64_t k = int64_t{block} * T::kDepth;
-      if constexpr (T::C.planes == 3) {
+      if constexpr (!kScalable) {
         add(even);
       } else {
         done();

@@ -51,6 +51,11 @@ inline constexpr Sm90Config kSm90Configs[] = {
     // As above, less or alone.
     {.m = 128, .n = 128, .stages = 6, .consumers = 2, .multicast = 2, .promote = true},
     {.m = 128, .n = 128, .stages = 6, .consumers = 2, .ping_pong = true},
+    // Where tiles of 256 columns do not come out even.
+    {.m = 128, .n = 192, .stages = 4, .consumers = 2, .multicast = 2, .share_a = true},
+    // Thin products of float8.
+    {.m = 64, .n = 16, .stages = 16, .consumers = 1, .cluster_k = true, .promote = true},
+    {.m = 64, .n = 64, .stages = 12, .consumers = 1, .cluster_k = true, .promote = true},
 };
 // clang-format on
 inline constexpr int kSm90ConfigCount = sizeof(kSm90Configs) / sizeof(kSm90Configs[0]);
@@ -81,41 +86,54 @@ enum Sm90Feature : uint32_t {
   kColScales = 4,
   kRaw = 8,     // int32 sums go out as they are
   kQuick = 16,  // an activation of quick_activation(), and y is of 16 bits
+  kPairs = 32,  // c or a residual as Sm90Pairs
   // How they leave: y has elements of 4 bytes, or it is bfloat16; else it is float16.
-  kWide = 32,
-  kBFloat16 = 64,
-  kStraight = 128,  // there is nothing that Sm90Output::finish_straight() cannot do
+  kWide = 64,
+  kBFloat16 = 128,
+  kStraight = 256,  // there is nothing that Sm90Output::finish_straight() cannot do
   // By the full epilogue.
-  kMore = 256,    // what else ops/epilogue.h has
-  kStrided = 512  // y is not for slabs
+  kMore = 512,     // what else ops/epilogue.h has
+  kStrided = 1024  // y is not for slabs
 };
 inline constexpr uint32_t kNeedsFull = kMore | kStrided;
 
-// Rows and columns are those of a tile: y's, or y^T's where it is computed transposed.
+// A matrix that is added in pairs of neighbours, times `factor`: before the activation, or after it.
+struct Sm90Pairs {
+  const void* data = nullptr;  // of y's type, 16 bits
+  int64_t row = 0;
+  float factor = 1;
+  bool before = false;
+  int tensor = 0;  // among those of the batch
+};
+
+// Rows and columns are those of a tile: y's, or y^T's where it is computed transposed. What every
+// tile begins with comes first: constants take long to come, and those nearby come along.
 struct Sm90Args {
-  Epilogue e;  // what is left to be done after the features in registers; of y as it is
-  uint32_t features = 0;
-  float alpha = 1, beta = 0;
-  Matrix bias;
-  dlk_activation quick = DLK_ACTIVATION_NONE;
-  int rows = 0, cols = 0;
-  int k_blocks = 0;                // stages along k
-  int split_bits = 0;              // 2^this blocks of a cluster share them
   int tiles = 0;                   // of all items and parts; those of a cluster count as one here,
   int tiles_m = 0, tiles_n = 0;    // and here: those of an item
   int band = 8;                    // in the height of a band
-  int last_band = 0;               // of one that is less high, if there is
-  // Tiles of an item, of a band, `band`, `last_band`, `parts`, the last of batch.shape.
-  FastDiv by_item, by_band_tiles, by_band, by_last_band, by_parts, by_inner;
+  int rows = 0, cols = 0;
+  int k_blocks = 0;                // stages along k
   int parts = 1, part_blocks = 0;  // k in parts of so many stages; then y is [parts, rows, cols]
-  StridedIndex<Gemm::kTensors> batch;  // one or two dimensions, or none
-  MapSteps a, b, y;
+  int split_bits = 0;              // or 2^this blocks of a cluster share them
+  uint32_t features = 0;
+  float alpha = 1, beta = 0;
   bool transposed = false;
+  // Tiles of an item, of a band, `band`, the height of the last band, `parts`, the inner dimension of
+  // the batch.
+  FastDiv by_item, by_band_tiles, by_band, by_last_band, by_parts, by_inner;
+  MapSteps a, b, y;
+  Groups groups;  // along the rows
+  int items = 1;
+  int64_t item_stride[Gemm::kTensors][2] = {};  // along the outer and the inner dimension
+  Matrix bias;
+  dlk_activation quick = DLK_ACTIVATION_NONE;
+  Sm90Pairs pairs;
   Scale scale_row, scale_col;  // scale_row.item is 0
   Matrix row_sum;              // optional: sums of a's rows; col: from part to part
   bool add_row_sum = false;
-  Groups groups;              // along the rows
   const int* skip = nullptr;  // optional: nothing is done where it is not 0
+  Epilogue e;  // what is left to be done after the features in registers; of y as it is
 };
 
 }  // namespace dlkern

@@ -76,23 +76,6 @@ __device__ __forceinline__ void chunk_to_slab32(const float (&v)[kChunk / 2], ui
 
 // ---- Sums in registers -------------------------------------------------------------------------
 
-// f(registers of a chunk), by a number known at run time only: registers have no addresses. Chunks
-// are counted through the columns of one instruction after the other.
-template <class T, int kFirst, int kLast, class F>
-__device__ __forceinline__ void visit_chunk(const Sm90Sums<T>& sums, int chunk, F&& f) {
-  if constexpr (kLast - kFirst == 1) {
-    constexpr int kChunks = T::C.n / T::kChunk;
-    f(sums[kFirst / kChunks] + kFirst % kChunks * (T::kChunk / 2));
-  } else {
-    constexpr int kMiddle = (kFirst + kLast) / 2;
-    if (chunk < kMiddle) {
-      visit_chunk<T, kFirst, kMiddle>(sums, chunk, f);
-    } else {
-      visit_chunk<T, kMiddle, kLast>(sums, chunk, f);
-    }
-  }
-}
-
 // A sum as the epilogue has it: int32 ones converted, or their bits where those are wanted.
 __device__ __forceinline__ float from_sum(float sum, bool) { return sum; }
 __device__ __forceinline__ float from_sum(int32_t sum, bool bits) {
@@ -193,7 +176,7 @@ class Sm90Output {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int col = i * 128 + threadIdx.x % 128;
-      if (T::C.n < 128 && col >= T::C.n) continue;
+      if (T::C.n % 128 != 0 && col >= T::C.n) continue;
       columns_[col] = as_float(args_.bias.dtype, bias_[i]);
       if constexpr (T::kVectors == 2) columns_[T::C.n + col] = col_scale_[i];
     }
@@ -203,7 +186,8 @@ class Sm90Output {
   // The sums of a chunk.
   __device__ __forceinline__ bool take(const Sm90Sums<T>& sums, int chunk,
                                        float (&v)[T::kChunk / 2]) const {
-    visit_chunk<T, 0, T::kMmas * kChunks>(sums, chunk, [&](const MmaSum<T::kMma>* from) {
+    with_constant<0, T::kMmas * kChunks>(chunk, [&]<int kNumber>() {
+      const auto* from = sums[kNumber / kChunks] + kNumber % kChunks * (T::kChunk / 2);
 #pragma unroll
       for (int i = 0; i < T::kChunk / 2; ++i) v[i] = from_sum(from[i], is_raw());
     });
@@ -246,10 +230,15 @@ class Sm90Output {
       const int row = first_row + chunk / kChunks * 64, col = chunk % kChunks * T::kChunk;
       if (t.m + row >= t.m_end || t.n + col >= t.n_end) continue;
       float v[T::kChunk / 2];
+      uint32_t pairs[T::kChunk / 4];
+      if (features_ & kPairs) fetch_pairs(t, row, col, pairs);
       if (!fetch(chunk, v)) continue;
       if (!is_raw()) {
         scale(chunk / kChunks, col, v);
+        const bool before = args_.pairs.before;
+        if ((features_ & kPairs) && before) add_pairs(pairs, v);
         if (features_ & kQuick) quick_activation(args_.quick, v);
+        if ((features_ & kPairs) && !before) add_pairs(pairs, v);
       }
       if constexpr (T::C.full) {
         if ((features_ & kNeedsFull) || !is_whole(t, row)) {
@@ -310,6 +299,32 @@ class Sm90Output {
     if (features_ & kBias) {
 #pragma unroll
       for (int i = 0; i < T::kChunk / 2; ++i) v[i] = fmaf(beta_, column[fragment_col(i)], v[i]);
+    }
+  }
+
+  // What is added to a chunk, on its way while its sums are made ready.
+  __device__ __forceinline__ void fetch_pairs(const Sm90Tile& t, int row, int col,
+                                              uint32_t (&pairs)[T::kChunk / 4]) const {
+    const int m = t.m + row + warp_ * 16 + lane_ / 4, n = t.n + col + lane_ % 4 * 2;
+    const auto* from = static_cast<const uint16_t*>(args_.pairs.data) +
+                       offset_of_item(args_, t.index, args_.pairs.tensor) +
+                       m * args_.pairs.row + n;
+#pragma unroll
+    for (int i = 0; i < T::kChunk / 4; ++i) {
+      const int r = fragment_row(2 * i), c = fragment_col(2 * i);
+      pairs[i] = 0;
+      if (m + r < t.m_end && n + c < t.n_end) {
+        pairs[i] = *reinterpret_cast<const uint32_t*>(from + r * args_.pairs.row + c);
+      }
+    }
+  }
+  __device__ __forceinline__ void add_pairs(const uint32_t (&pairs)[T::kChunk / 4],
+                                            float (&v)[T::kChunk / 2]) const {
+    const DType dtype = features_ & kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+    const float factor = args_.pairs.factor;
+#pragma unroll
+    for (int i = 0; i < T::kChunk / 2; ++i) {
+      v[i] = fmaf(factor, as_float(dtype, pairs[i / 2] >> 16 * (i % 2)), v[i]);
     }
   }
 

@@ -66,11 +66,11 @@ class Sm90Tiles {
     next_ += step_;
     int item, begin = 0;
     if (is_grouped()) {
-      while (group_ < args_.batch.numel && index >= passed_ + group_tiles_) {
+      while (group_ < args_.items && index >= passed_ + group_tiles_) {
         passed_ += group_tiles_;
         enter_group(group_ + 1);
       }
-      if (group_ >= args_.batch.numel) return false;
+      if (group_ >= args_.items) return false;
       index -= passed_;
       item = group_;
       begin = group_begin_;
@@ -116,7 +116,7 @@ class Sm90Tiles {
   }
   __device__ void enter_group(int group) {
     group_ = group;
-    if (group >= args_.batch.numel) return;
+    if (group >= args_.items) return;
     group_begin_ = static_cast<int>(args_.groups.begin(group, args_.rows));
     group_end_ = static_cast<int>(args_.groups.end(group, args_.rows));
     const int rows = max(group_end_ - group_begin_, 0);
@@ -138,15 +138,7 @@ __device__ __forceinline__ void map_item(const MapSteps& steps, const int (&inde
 }
 __device__ __forceinline__ int64_t offset_of_item(const Sm90Args& args, const int (&index)[2],
                                                   int tensor) {
-  const auto& stride = args.batch.stride[tensor];
-  switch (args.batch.ndim) {
-    case 0:
-      return 0;
-    case 1:
-      return index[1] * stride[0];
-    default:
-      return index[0] * stride[0] + index[1] * stride[1];
-  }
+  return index[0] * args.item_stride[tensor][0] + index[1] * args.item_stride[tensor][1];
 }
 
 // ---- Shared memory -----------------------------------------------------------------------------

@@ -4,7 +4,6 @@
 
 #include "check.h"
 #include "core/float8.h"
-#include "cuda/gemm_sm90_epilogue.cuh"  // visit_chunk
 #include "cuda/prims/wgmma.cuh"
 
 namespace dlkern::test {
@@ -259,21 +258,20 @@ void test_named_barrier() {
 
 constexpr int kRegisters = 40, kChunkRegisters = 8, kChunks = kRegisters / kChunkRegisters;
 
-__global__ void visit_chunk_kernel(float* out) {
+__global__ void with_constant_kernel(float* out) {
   float registers[kRegisters];
   for (int i = 0; i < kRegisters; ++i) registers[i] = 100.0f * threadIdx.x + i;
-  visit_chunk<2 * kChunkRegisters, 0, kChunks>(
-      registers, threadIdx.x % kChunks, [&](const float* chunk) {
+  with_constant<0, kChunks>(threadIdx.x % kChunks, [&]<int kNumber>() {
 #pragma unroll
-        for (int i = 0; i < kChunkRegisters; ++i) {
-          out[threadIdx.x * kChunkRegisters + i] = chunk[i];
-        }
-      });
+    for (int i = 0; i < kChunkRegisters; ++i) {
+      out[threadIdx.x * kChunkRegisters + i] = registers[kNumber * kChunkRegisters + i];
+    }
+  });
 }
 
-void test_visit_chunk() {
+void test_with_constant() {
   const DeviceArray<float> out(64 * kChunkRegisters);
-  launch(visit_chunk_kernel, 1, 64, 1, out.data());
+  launch(with_constant_kernel, 1, 64, 1, out.data());
   expect_equal("chunks", out.read(), [](size_t i) {
     const size_t thread = i / kChunkRegisters;
     return 100 * thread + thread % kChunks * kChunkRegisters + i % kChunkRegisters;
@@ -293,7 +291,7 @@ constexpr Case kCases[] = {
     {"stmatrix", test_stmatrix},
     {"load_from_block", test_load_from_block},
     {"named_barrier", test_named_barrier},
-    {"visit_chunk", test_visit_chunk},
+    {"with_constant", test_with_constant},
 };
 
 }  // namespace

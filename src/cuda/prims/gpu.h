@@ -59,6 +59,22 @@ __device__ __forceinline__ T shuffle_xor(T v, int mask) {
 #endif
 }
 
+// f.template operator()<number>() for a number of [kFirst, kLast) that is known at run time only:
+// registers have no addresses, so that an array of them takes constants.
+template <int kFirst, int kLast, class F>
+__device__ __forceinline__ void with_constant(int number, F&& f) {
+  if constexpr (kLast - kFirst == 1) {
+    f.template operator()<kFirst>();
+  } else {
+    constexpr int kMiddle = (kFirst + kLast) / 2;
+    if (number < kMiddle) {
+      with_constant<kFirst, kMiddle>(number, f);
+    } else {
+      with_constant<kMiddle, kLast>(number, f);
+    }
+  }
+}
+
 // One kernel launch that reports its own failure only: an error that was pending before stays
 // pending and is not taken for ours; one of ours is thrown and not left behind.
 // `cluster`: so many neighbouring blocks are a cluster (Hopper).

@@ -58,10 +58,12 @@ struct Wgmma;
   DLK_D32_TEXT                                                                       \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define DLK_D96_TEXT                                                                 \
+  DLK_D64_TEXT                                                                       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define DLK_D128_TEXT                                                                        \
-  DLK_D64_TEXT                                                                               \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"         \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"         \
+  DLK_D96_TEXT                                                                               \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
   "%111"                                                                                     \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "   \
@@ -71,6 +73,7 @@ struct Wgmma;
 #define DLK_D16(type, i) DLK_D8(type, i), DLK_D8(type, i + 8)
 #define DLK_D32(type, i) DLK_D16(type, i), DLK_D16(type, i + 16)
 #define DLK_D64(type, i) DLK_D32(type, i), DLK_D32(type, i + 32)
+#define DLK_D96(type, i) DLK_D64(type, i), DLK_D32(type, i + 64)
 #define DLK_D128(type, i) DLK_D64(type, i), DLK_D64(type, i + 64)
 
 // One specialisation: `types` as in the instruction's name; a, b and add are operands number
@@ -113,6 +116,7 @@ struct Wgmma;
   DLK_WGMMA(kind, 32, 16, "%16", "%17", "%18", "%19", "%20", types, type, sum)  \
   DLK_WGMMA(kind, 64, 32, "%32", "%33", "%34", "%35", "%36", types, type, sum)  \
   DLK_WGMMA(kind, 128, 64, "%64", "%65", "%66", "%67", "%68", types, type, sum) \
+  DLK_WGMMA(kind, 192, 96, "%96", "%97", "%98", "%99", "%100", types, type, sum) \
   DLK_WGMMA(kind, 256, 128, "%128", "%129", "%130", "%131", "%132", types, type, sum)
 
 DLK_WGMMA_SIZES(Mma::kBFloat16, "k16.f32.bf16.bf16", "+f", float)
@@ -131,12 +135,14 @@ DLK_WGMMA_SIZES(Mma::kInt8, "k32.s32.s8.s8", "+r", int32_t)
 #undef DLK_D16
 #undef DLK_D32
 #undef DLK_D64
+#undef DLK_D96
 #undef DLK_D128
 #undef DLK_D4_TEXT
 #undef DLK_D8_TEXT
 #undef DLK_D16_TEXT
 #undef DLK_D32_TEXT
 #undef DLK_D64_TEXT
+#undef DLK_D96_TEXT
 #undef DLK_D128_TEXT
 
 }  // namespace dlkern::gpu
