@@ -81,13 +81,15 @@ sanitize() { # the four tools at once: each keeps one core busy and the GPU most
   export PYTORCH_NO_CUDA_MEMORY_CACHING=1
   for tool in memcheck racecheck initcheck synccheck; do
     local options=()
-    # initcheck must see every kernel that writes; the others look at ours only.
-    [ $tool = initcheck ] || options=(--kernel-regex kns=dlkern)
+    # initcheck must see every kernel that writes; the others look at ours only. It does not know of
+    # writes by bulk tensor copies, and takes what Hopper's kernels write for uninitialised.
+    local tests="gpu and sanitize" names=""
+    if [ $tool = initcheck ]; then names="not sm90"; else options=(--kernel-regex kns=dlkern); fi
     # cuda-bindings asks the driver for functions that it may not have: no error of a kernel.
     [ $tool != memcheck ] || options+=(--report-api-errors no)
     run "sanitize $tool" "$out/sanitize_$tool.log" compute-sanitizer --tool $tool \
       --error-exitcode 9 "${options[@]}" \
-      python3 -m pytest -q -m "gpu and sanitize" -p no:cacheprovider &
+      python3 -m pytest -q -m "$tests" -k "$names" -p no:cacheprovider &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do

@@ -2,18 +2,21 @@
 //
 //   sum[m, n] = sum_k a[m, k] b[k, n]        y = epilogue(sum), see ops/epilogue.h
 //
-// Algorithm: a persistent block takes tiles of y one after the other. One thread of the first
-// warpgroup (the producer) keeps a ring of shared-memory stages filled, 128 bytes of k each; one or
-// two warpgroups (the consumers) multiply them with sums in registers.
+// Algorithm: a persistent block takes tiles of y one after the other. A warp of the first warpgroup
+// (the producer) keeps a ring of shared-memory stages filled, 128 bytes of k each; one or two
+// warpgroups (the consumers) multiply them with sums in registers.
 //   cooperative: two consumers share a tile, half of its rows each.
 //   ping-pong:   each consumer has tiles of its own, and while one finishes a tile the other
 //                multiplies: for epilogues that take time.
 // Two blocks of a cluster whose tiles lie below each other (or side by side) share the tile of b (or
-// a): each loads half of it for both. A cluster may instead share one tile and split k; sums are then added in the order
-// of the blocks, through distributed shared memory (thin products, which have few tiles).
-// y leaves through shared memory in slabs of 64 rows and 128 bytes, by bulk tensor stores where its
-// strides allow, else element by element. Thin products are computed transposed, so that the long
-// extent is the instruction's 64 rows: y^T = b^T a^T, and slabs are transposed on the way out.
+// a): each loads half of it for both. A cluster may instead share one tile and split k; sums are then
+// added in the order of the blocks, through distributed shared memory (thin products, which have few
+// tiles).
+// y leaves through shared memory in slabs of 128 bytes, 16 rows for each warp, by bulk tensor stores;
+// where its strides do not allow that, or more is to be done than a bias, factors, a usual activation
+// and a residual, in runs along n (gemm_sm90_epilogue.cuh). Thin products are computed transposed, so
+// that the long extent is the instruction's 64 rows: y^T = b^T a^T, and slabs are transposed on the
+// way out.
 // Float32 in full precision: operands come as three bfloat16 planes x = x0 + x1 + x2 (see
 // gemm_pack.cu); six products x_i y_j with i + j <= 2, smallest first, and the sums of each 64 of k
 // are added to those in float32 registers, since wgmma's own additions round towards zero.
