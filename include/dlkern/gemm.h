@@ -16,7 +16,8 @@
  * for long sums that are computed in parts; dlk_explain_last() tells how much.
  * batch_invariant: not 0: a row of the result has the same bits however many rows there are, and
  * wherever among them it lies. That may cost speed. Without it, a row's bits may depend on the number
- * of rows; not on their values, but for the float32 products above.
+ * of rows, which decides how long sums are cut into parts; not on their values, but for the float32
+ * products above.
  */
 #ifndef DLKERN_GEMM_H_
 #define DLKERN_GEMM_H_

@@ -70,22 +70,34 @@ struct GemmEpilogue {
 
 // ---- A long sum for a small y, in parts that fill the device ---------------------------------
 
-// As many parts as give each block of a large device a tile; a function of the shape alone, and so
-// are the bits.
+// How a sum is cut: all parts have the same length but the last one, which may be shorter.
 struct Parts {
-  int64_t count, length;
+  int64_t count = 1, length = 0;
 
-  explicit Parts(const Gemm& g) {
+  Parts() = default;
+  // About `wanted` parts (or one), their length a multiple of `unit`.
+  Parts(int64_t k, int64_t wanted, int64_t unit)
+      : length(ceil_div(ceil_div(k, std::max<int64_t>(wanted, 1)), unit) * unit) {
+    count = length ? ceil_div(k, length) : 1;
+  }
+  // As many as give each block of a large device a tile; a function of the shape alone, and so are
+  // the bits.
+  explicit Parts(const Gemm& g) : Parts(g.k.numel, wanted(g), 32) {}
+
+  // For the sums [parts, m, columns] of a product with them.
+  size_t workspace_bytes(const Gemm& g) const;
+
+ private:
+  static int64_t wanted(const Gemm& g) {
     constexpr int64_t kTiles = 512, kTile = 64, kShortest = 512;
     const int64_t tiles = ceil_div(g.m, kTile) * ceil_div(g.n, kTile);
-    const int64_t wanted = std::min(kTiles / std::max<int64_t>(tiles, 1), g.k.numel / kShortest);
-    length = ceil_div(ceil_div(g.k.numel, std::max<int64_t>(wanted, 1)), 32) * 32;
-    count = length ? ceil_div(g.k.numel, length) : 1;
+    return std::min(kTiles / std::max<int64_t>(tiles, 1), g.k.numel / kShortest);
   }
 };
 
 inline const char* cannot_split(const Gemm& g) {
-  if (!g.may_split || g.batch.numel != 1) return "not a weight gradient";
+  if (g.batch_invariant) return "a row's bits would depend on the number of rows";
+  if (g.batch.numel != 1) return "a batch";
   if (g.k.ndim != 1) return "the sum runs over several dimensions";
   if (g.groups.along != Groups::Along::kNone) return "the sum is grouped";
   if (scales_along_depth(g)) return "the scales change along the sum";
@@ -95,10 +107,10 @@ inline const char* cannot_split(const Gemm& g) {
 // Columns of the sums: one more than y has where row sums are wanted.
 inline int64_t columns_of(const Gemm& g) { return g.n + (g.row_sum.data ? 1 : 0); }
 
-// [parts, m, columns], of the type of the sums.
-inline size_t split_workspace(const Gemm& g) {
-  return Parts(g).count * g.m * columns_of(g) * (g.a.dtype == DType::kFloat64 ? 8 : 4);
+inline size_t Parts::workspace_bytes(const Gemm& g) const {
+  return count * g.m * columns_of(g) * (g.a.dtype == DType::kFloat64 ? 8 : 4);
 }
+inline size_t split_workspace(const Gemm& g) { return Parts(g).workspace_bytes(g); }
 
 // The parts as a batch of products whose results lie in the workspace. The last one is over less
 // than parts.length of k.
@@ -129,6 +141,7 @@ __global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
     const int64_t row = quotient(i, columns), col = i - row * columns;
     Acc sum = 0;
+#pragma unroll 8
     for (int64_t part = 0; part < parts; ++part) sum += sums[(part * g.m + row) * pitch + col];
     epilogue(row, col, sum);
   }

@@ -1,6 +1,6 @@
 // Floating operands, and the list of the portable kernels; see gemm_simt.cuh. A long sum for a small
-// y (a weight gradient) is cut into parts that fill the device; their sums are added in order
-// (gemm_parts.cuh).
+// y is cut into parts that fill the device; their sums are added in order (gemm_parts.cuh). So a
+// row's bits depend on the number of rows, unless the product is to be batch-invariant.
 #include "cuda/gemm_simt.cuh"
 
 namespace dlkern {

@@ -14,7 +14,8 @@
 // (cuda/prims/simt_gemm.cuh).
 // Bound by FMA issue for large m, n and k, by memory for thin ones.
 // Sums in float32 (float64 for float64, int32 for int8), one chain in the order of k: a row's bits
-// depend neither on the other rows nor on the tile that computes it.
+// depend neither on the other rows nor on the tile that computes it. gemm_simt.cu cuts long sums for a
+// small y into parts.
 #pragma once
 
 #include <climits>

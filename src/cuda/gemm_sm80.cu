@@ -43,7 +43,7 @@ const char* cannot_multiply(const Gemm& g) {
 
 const char* cannot_multiply_parts(const Gemm& g) {
   if (const char* why = cannot_multiply(g)) return why;
-  if (!is_floating(g.a.dtype)) return "not a gradient's dtype";
+  if (!is_floating(g.a.dtype)) return "8-bit operands";
   return cannot_split(g);
 }
 

@@ -16,7 +16,8 @@
 // Bound by the tensor cores for large m, n and k, by memory for thin ones.
 // Sums in float32 (float64 for float64, int32 for int8): one chain of instructions of the same
 // depth in the order of k from its beginning, whatever the tile. So a row's bits depend neither on
-// the other rows nor on the choice of a tile.
+// the other rows nor on the choice of a tile. Long sums for a small y are cut into parts, as many as
+// its extents ask for (gemm_parts.cuh), unless bits must not depend on the number of rows.
 #pragma once
 
 #include <climits>

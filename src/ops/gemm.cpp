@@ -71,7 +71,6 @@ dlk_status_t matmul_backward(const char* op, bool of_a, const DLTensor* dy_, con
     g.alpha = p.alpha;
     g.tf32 = p.precision == DLK_PRECISION_TF32;
     g.batch_invariant = of_a && p.batch_invariant != 0;
-    g.may_split = !of_a;
     run_gemm(call, g);
   });
 }
@@ -263,7 +262,6 @@ dlk_status_t dlk_linear_backward_weight(const DLTensor* dy_, const DLTensor* x_,
     if (dbias) g.row_sum = matrix(dbias, dbias.strides[0], 0);
     g.add_row_sum = p.accumulate != 0;
     g.tf32 = p.precision == DLK_PRECISION_TF32;
-    g.may_split = true;
     run_gemm(call, g);
   });
 }

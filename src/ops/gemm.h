@@ -79,9 +79,6 @@ struct Gemm : Epilogue {
   bool tf32 = false;  // float32 operands may be rounded to tf32
   // A row's bits may not depend on m: one order of summation for all m.
   bool batch_invariant = false;
-  // k may be summed in parts: a gradient that nobody expects to be the same, bit for bit, in a batch
-  // of another size.
-  bool may_split = false;
 };
 
 template <>
