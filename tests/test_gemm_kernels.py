@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import numpy as np
@@ -159,6 +160,39 @@ def test_weight_gradient_with_bias(gpu, kernel, kind, rows, rng):
     check(gpu, dweight, dy.T, x, dtype)
     total, scale = float64(dy).sum(0), np.abs(float64(dy)).sum(0)
     assert_close(gpu.numpy(dbias), total, dtype, "linear", scale=scale)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", OPERANDS)
+@pytest.mark.parametrize("order", ["ik,jk", "ik,kj", "ki,jk", "ki,kj"])
+def test_long_sums_in_parts(gpu, kernel, kind, order, rng):
+    """Any product with a small y, its last part shorter; one chain where bits must not change."""
+    (a, dtype), (b, _) = normal(rng, (70, 3001), kind), normal(rng, (3001, 66), kind)
+    (c, _), (bias, _) = normal(rng, (70, 66), kind), normal(rng, (66,), kind)
+    layouts = ["contiguous" if part in ("ik", "kj") else "transposed" for part in order.split(",")]
+    x, y = (gpu.array(v, layout) for v, layout in zip((a, b), layouts, strict=True))
+    plan = dlkern.explain(dlkern.matmul, x, y, **precision(kind))[0]
+    assert plan.implementation == f"{kernel}_split_k"
+    check(gpu, dlkern.matmul(x, y, **precision(kind)), a, b, dtype)
+    plan = dlkern.explain(dlkern.matmul, x, y, batch_invariant=True, **precision(kind))[0]
+    assert plan.implementation == kernel
+    expected, scale = float64(a) @ float64(b), np.abs(float64(a)) @ np.abs(float64(b))
+    for layout in ("contiguous", "transposed"):
+        out = gpu.array(c, layout)
+        dlkern.matmul(x, y, out, alpha=0.5, beta=2.0, out=out, **precision(kind))
+        assert_close(gpu.numpy(out), 0.5 * expected + 2 * float64(c), dtype, "matmul",
+                     scale=scale + 2 * np.abs(float64(c)))  # fmt: skip
+    weight = gpu.array(b.T.copy())
+    relu = dlkern.linear(x, weight, gpu.array(bias), activation="relu", **precision(kind))
+    assert_close(gpu.numpy(relu), np.maximum(expected + float64(bias), 0), dtype, "linear",
+                 scale=scale + np.abs(float64(bias)))  # fmt: skip
+
+
+def test_no_parts_where_they_do_not_help(gpu, kernel, rng):
+    """Short sums, and a y with a tile for every block."""
+    for m, n, k in ((70, 66, 1000), (1500, 1500, 1100)):
+        a, b = (gpu.array(rng.standard_normal(s).astype("float16")) for s in ((m, k), (k, n)))
+        assert dlkern.explain(dlkern.matmul, a, b)[0].implementation == kernel
 
 
 def test_weight_gradient_of_no_columns_has_a_bias(gpu, kernel, rng):
@@ -333,3 +367,184 @@ def test_groups_of_the_depth_with_scales(gpu, kernel, dtypes, kind, offsets, rng
         dlkern.grouped_matmul(*arrays, None, *scales, out=y)
         expected, scale = depth_f64(a, b, offsets, of_a, of_b)
         assert_close(gpu.numpy(y), expected, "float32", "matmul", scale=scale)
+
+
+# ---- Thin products -------------------------------------------------------------------------
+
+THIN = (1, 2, 4, 5, 8, 9, 16, 17, 32)
+LONG = (64, 65, 127, 128, 130, 256, 257, 1000, 2500)
+DEPTHS = (0, 1, 2, 7, 63, 64, 65, 128, 130, 257, 1000, 1024, 2049, 5000)
+TYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
+
+
+@pytest.fixture
+def thin(gpu):
+    """The kernel for thin products, which leaves some to tensor cores: the rest goes to simt."""
+    dlkern._dlkern.set_implementations("simt_thin,simt")
+    yield
+    dlkern._dlkern.set_implementations("")
+
+
+def is_thin(*args, **options):
+    return dlkern.explain(*args, **options)[0].implementation == "simt_thin"
+
+
+def thin_shape(choose):
+    shape = (choose.choice(THIN), choose.choice(LONG))
+    return *(shape if choose.random() < 0.5 else shape[::-1]), choose.choice(DEPTHS)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("seed", range(4))
+def test_thin_shapes_and_layouts(gpu, thin, kind, seed):
+    """Few rows and few columns, each operand in any layout, parts of unequal length, K = 0."""
+    choose, rng = random.Random(seed), np.random.default_rng(seed)
+    counted = 0
+    for _ in range(25):
+        m, n, k = thin_shape(choose)
+        (a, dtype), (b, _) = normal(rng, (m, k), kind), normal(rng, (k, n), kind)
+        y = gpu.empty((m, n), dtype, choose.choice(LAYOUTS))
+        arrays = [gpu.array(x, choose.choice(LAYOUTS)) for x in (a, b)]
+        options = {"out": y} | precision(kind)
+        counted += is_thin(dlkern.matmul, *arrays, **options)
+        dlkern.matmul(*arrays, **options)
+        check(gpu, y, a, b, dtype)
+    assert counted > 12
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(
+    "pad", [*(pytest.param(p, marks=pytest.mark.sanitize) for p in (0, 1)), 2, 4, 8]
+)
+@pytest.mark.parametrize("order", ["ik,jk", "ik,kj", "ki,jk", "ki,kj"])
+def test_thin_by_vectors_and_by_elements(gpu, thin, kind, pad, order, rng):
+    """Rows of k + pad elements, of the long operand and of the short one."""
+    for m, n, k in ((3, 200, 328), (200, 1, 328), (8, 72, 1096), (64, 6, 2056)):
+        padded = []
+        for name in order.split(","):
+            shape = [{"i": m, "j": n, "k": k}[letter] for letter in name]
+            padded.append(normal(rng, (shape[0], shape[1] + pad), kind)[0])
+        x, y = (p[:, : p.shape[1] - pad] for p in padded)
+        views = [gpu.array(p)[:, : p.shape[1] - pad] for p in padded]
+        a, b = (x if order[0] == "i" else x.T), (y if order[3] == "k" else y.T)
+        view_a = views[0] if order[0] == "i" else views[0].T
+        view_b = views[1] if order[3] == "k" else views[1].T
+        dtype = "float32" if kind == "tf32" else kind
+        out = gpu.empty((m, n), dtype)
+        options = {"out": out} | precision(kind)
+        assert is_thin(dlkern.matmul, view_a, view_b, **options)
+        dlkern.matmul(view_a, view_b, **options)
+        check(gpu, out, a, b, dtype)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("shape", [(1, 97, 200), (97, 1, 203), (8, 66, 2051), (66, 5, 2052)])
+def test_thin_reads_nothing_past_the_end(gpu, thin, kind, shape, rng):
+    m, n, k = shape
+    (a, dtype), (b, _) = normal(rng, (m, k), kind), normal(rng, (k, n), kind)
+    for layout_a, layout_b in itertools.product(("contiguous", "transposed"), repeat=2):
+        arrays = gpu.array(a, layout_a), gpu.array(b, layout_b)
+        assert is_thin(dlkern.matmul, *arrays, **precision(kind))
+        check(gpu, dlkern.matmul(*arrays, **precision(kind)), a, b, dtype)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "unaligned"])
+def test_thin_batches(gpu, thin, kind, layout, rng):
+    """Items of their own, and one operand for all items."""
+    for shape_a, shape_b in (
+        ((3, 2, 4, 130), (2, 130, 96)),
+        ((5, 70, 130), (130, 3)),
+        ((5, 1, 200), (5, 200, 65)),
+        ((70, 130), (4, 130, 7)),
+        ((3, 2, 1100), (3, 1100, 2)),
+    ):
+        (a, dtype), (b, _) = normal(rng, shape_a, kind), normal(rng, shape_b, kind)
+        arrays = gpu.array(a, layout), gpu.array(b, layout)
+        check(gpu, dlkern.matmul(*arrays, **precision(kind)), a, b, dtype)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("extents", [(4, 300, 200), (300, 4, 200), (8, 64, 5000), (64, 8, 5000)])
+def test_thin_with_the_whole_epilogue(gpu, thin, kind, extents, rng):
+    """Bias, activation and residual; accumulation into the result; in one piece and in parts."""
+    m, n, k = extents
+    (x, dtype), (w, _), (bias, _) = (normal(rng, s, kind) for s in ((m, k), (n, k), (n,)))
+    residual, _ = normal(rng, (m, n), kind)
+    options = {"activation": "gelu"} | precision(kind)
+    arrays = [gpu.array(v) for v in (x, w, bias)]
+    assert is_thin(dlkern.linear, *arrays, residual=gpu.array(residual), **options)
+    y, pre = dlkern.linear(
+        *arrays, residual=gpu.array(residual), preactivation=True, **options
+    )  # fmt: skip
+    z = float64(x) @ float64(w).T + float64(bias)
+    scale = np.abs(float64(x)) @ np.abs(float64(w)).T + np.abs(float64(bias)) + 1
+    assert_close(gpu.numpy(pre), z, dtype, "linear", scale=scale)
+    gelu = z * 0.5 * np.vectorize(math.erfc)(-z / math.sqrt(2))
+    assert_close(gpu.numpy(y), gelu + float64(residual), dtype, "linear",
+                 scale=scale + np.abs(float64(residual)))  # fmt: skip
+    for layout in ("contiguous", "transposed", "strided"):
+        out = gpu.array(residual, layout)
+        dlkern.matmul(arrays[0], gpu.array(w.T.copy()), out, alpha=0.5, beta=-1.0, out=out,
+                      **precision(kind))  # fmt: skip
+        expected = 0.5 * (z - float64(bias)) - float64(residual)
+        assert_close(gpu.numpy(out), expected, dtype, "matmul",
+                     scale=scale + np.abs(float64(residual)))  # fmt: skip
+
+
+@pytest.mark.parametrize("out_dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_thin_result_of_another_dtype(gpu, thin, kind, out_dtype, rng):
+    a, b = (rounded(rng.standard_normal(s), kind) for s in ((3, 5000), (5000, 100)))
+    y = gpu.empty((3, 100), out_dtype)
+    dlkern.matmul(gpu.array(a), gpu.array(b), out=y)
+    check(gpu, y, a, b, "float32" if out_dtype == "float64" else out_dtype)
+
+
+def test_edge_11_12_thin_sum_over_nothing(gpu, thin, dtype, rng):
+    """K = 0 and beta = 0 give zeros, also into NaN; NaN in c does not matter."""
+    c = rounded(rng.standard_normal((5, 100)), dtype)
+    a, b = gpu.array(np.zeros((5, 0), c.dtype)), gpu.array(np.zeros((0, 100), c.dtype))
+    assert is_thin(dlkern.matmul, a, b)
+    out = gpu.empty((5, 100), dtype)
+    dlkern.matmul(a, b, out=out)
+    np.testing.assert_array_equal(gpu.numpy(out), 0)
+    dlkern.matmul(a, b, gpu.array(c), out=out)
+    np.testing.assert_array_equal(gpu.numpy(out), float64(c))
+    nan = gpu.empty((5, 100), dtype)
+    a, b = (rounded(rng.standard_normal(s), dtype) for s in ((5, 300), (300, 100)))
+    dlkern.matmul(gpu.array(a), gpu.array(b), nan, beta=0.0, out=nan)
+    check(gpu, nan, a, b, dtype)
+
+
+def test_thin_nan_and_infinity(gpu, thin, dtype):
+    """They stay where they belong: in one row, and where zeros multiply them."""
+    w, x = np.ones((100, 200)), np.zeros((2, 200))
+    w[3, 5], w[4, 6], w[5, 199] = np.inf, np.nan, -np.inf
+    x[1] = 1
+    arrays = gpu.array(rounded(x, dtype)), gpu.array(rounded(w.T.copy(), dtype))
+    y = gpu.numpy(dlkern.matmul(*arrays))
+    assert np.isnan(y[0, 3:6]).all()
+    np.testing.assert_array_equal(y[1, 3:6], [np.inf, np.nan, -np.inf])
+    rest = np.delete(y, (3, 4, 5), 1)
+    np.testing.assert_array_equal(rest, np.array([[0], [200]]) + np.zeros((2, 97)))
+
+
+def test_thin_leaves_other_products_alone(gpu, thin, rng):
+    a = gpu.array(rng.standard_normal((4, 300)).astype("float32"))
+    b = gpu.array(rng.standard_normal((300, 200)).astype("float32"))
+    assert is_thin(dlkern.matmul, a, b)
+    assert not is_thin(dlkern.matmul, a, b, batch_invariant=True)
+    assert not is_thin(dlkern.matmul, a.T, a)  # nothing of this y is thin
+    assert not is_thin(dlkern.linear_backward_weight, a.T, b, bias=True)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_thin_has_the_same_bits_every_time(gpu, thin, kind, rng):
+    (a, _), (b, _) = normal(rng, (7, 5000), kind), normal(rng, (5000, 300), kind)
+    a, b = gpu.array(a), gpu.array(b)
+    first = gpu.raw(dlkern.matmul(a, b, **precision(kind))).tobytes()
+    for _ in range(100):
+        assert gpu.raw(dlkern.matmul(a, b, **precision(kind))).tobytes() == first

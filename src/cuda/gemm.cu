@@ -24,7 +24,7 @@ ImplList<Gemm> gpu_impls<Gemm>() {
 #if DLKERN_WITH_SM90
              gemm_sm90_impls(),
 #endif
-             gemm_sm80_impls(), gemm_simt_impls()}) {
+             gemm_thin_impls(), gemm_sm80_impls(), gemm_simt_impls()}) {
       impls.insert(impls.end(), kind.begin(), kind.end());
     }
     return impls;

@@ -10,6 +10,8 @@ namespace dlkern {
 ImplList<Gemm> gemm_sm80_impls();
 // wgmma with TMA, compute capability 9.0.
 ImplList<Gemm> gemm_sm90_impls();
+// Thin products by multiply-adds of any GPU, at the memory's rate.
+ImplList<Gemm> gemm_thin_impls();
 // Multiply-adds of any GPU, for every problem.
 ImplList<Gemm> gemm_simt_impls();
 
