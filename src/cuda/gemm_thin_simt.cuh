@@ -346,7 +346,7 @@ __device__ __forceinline__ void finish_thin(typename C::Sum (&sums)[C::kCols * C
   if constexpr (C::kAlongK) add_lanes<C::kCols * C::kRows>(sums, lane, first);
   int64_t at[Gemm::kTensors];
   args.g.batch.offsets(tile.item, at);
-  const GemmEpilogue<Sum> epilogue{args.g, at};
+  const GemmEpilogue<Sum> epilogue{args.g, tile.item, at};
 #pragma unroll
   for (int chunk = 0; chunk < C::kCols; chunk += C::kChunk) {
     __syncthreads();  // what was there has been read
