@@ -22,6 +22,7 @@ import pytest
 
 # The benchmarks package also sees to it that the installed dlkern is tested, not the sources.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from build_backend.probe import find_nvcc  # isort: skip
 from benchmarks.machine import device_name, metadata  # isort: skip
 
 from backends import get_backend, gpu_name, why_no_gpu
@@ -53,6 +54,12 @@ def pytest_collection_finish(session):
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and why_no_gpu():
         pytest.skip(why_no_gpu())
+
+
+@pytest.fixture(scope="session")
+def nvcc():
+    """The CUDA compiler of this machine, if there is one."""
+    return find_nvcc()
 
 
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])

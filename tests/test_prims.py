@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import dlkern
-from build_backend.probe import find_nvcc
 
 ROOT = Path(__file__).resolve().parents[1]
 PORTABLE = [ROOT / "tests/cuda/test_prims.cu"]
@@ -60,9 +59,9 @@ def compile_program(nvcc: Path, capability: tuple[int, int], program: Path) -> s
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory) -> Path:
+def program(tmp_path_factory, nvcc) -> Path:
     """The compiled program, one for all workers of pytest-xdist."""
-    nvcc, capability = find_nvcc(), dlkern.devices()[0]["compute_capability"]
+    capability = dlkern.devices()[0]["compute_capability"]
     if dlkern.build_info()["gpu"] != "cuda" or nvcc is None or capability < (8, 0):
         pytest.skip("needs a CUDA compiler and a GPU of compute capability 8.0 or newer")
     folder = tmp_path_factory.getbasetemp()

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(Args args, void* to) {
     const T* from = static_cast<const T*>(p.from) + at[0];
     bool fits = true;
     __syncthreads();  // the tile before has been read
-#pragma unroll 4
+#pragma unroll  // all at once on their way
     for (int j = 0; j < kEach; ++j) {
       const int step = slow + j * (kThreads / kTile);
       const int r = along_k ? step : fast, k = along_k ? fast : step;

@@ -246,39 +246,49 @@ bool needs_full(const Gemm& g, const Sm90Plan& plan) {
 
 // Estimated time of a configuration in clocks of a multiprocessor, fitted to times on an H200.
 double cost_of(const Gemm& g, const Sm90Plan& plan) {
-  constexpr double kFromMemory = 18;  // bytes that each multiprocessor gets in a clock, all at work
+  // Bytes that each multiprocessor gets in a clock when all are at work.
+  constexpr double kFromMemory = 18, kFromCache = 50;
   const Sm90Config& c = plan.tile();
   const int64_t sms = multiprocessor_count(), blocks = tiles_of(g, plan) * plan.blocks_k;
   const double stages = ceil_div(ceil_div(g.k.numel, depth_of(plan.mma)), plan.blocks_k);
   // Clusters that share k have one tile each; other blocks go on to the next without a pause.
   const bool shares_k = c.cluster_k && plan.blocks_k > 1;
   const double waves = ceil_div(blocks, shares_k ? sms / plan.blocks_k * plan.blocks_k : sms);
-  // A stage: the tensor cores' clocks, and those in which its bytes come from the L2 cache. Blocks of
-  // a cluster wait for each other.
-  const double efficiency = c.n >= 192 ? 1.0 : c.n == 64 ? 1.2 : 1.05;
-  const double coupled = c.multicast > 1 && c.n < 256 ? 1.02 : 1.0;
-  const double multiply = (c.planes == 3 ? 6 : 1) * c.m * c.n / 32.0 * efficiency * coupled;
+  // A stage: the tensor cores' clocks, or a thin tile's latencies, and the clocks in which its bytes
+  // come from the L2 cache. Rows that are not aligned take two lines for each 128 bytes.
+  const double efficiency = c.n >= 192 ? 1.0 : c.n == 64 ? 1.4 : 1.05;
+  const double multiply = (c.planes == 3 ? 6 : 1) * c.m * c.n / 32.0 * efficiency;
   const double rows = c.share_a ? c.m / c.multicast + c.n : c.m + c.n / c.multicast;
   const bool aligned = plan.first.is_aligned() && plan.second.is_aligned();
-  const double copy = c.planes * rows * kSwizzleBytes / (aligned ? 64 : 32);
-  const double main = stages * (c.cluster_k ? 200 + 1.2 * c.n : std::max(multiply, copy));
-  // A consumer's way out, chunk by chunk.
+  const double copy = c.planes * rows * kSwizzleBytes * std::min(blocks, sms) * (aligned ? 1 : 1.6) /
+                      (kFromCache * sms);
+  const double stage = std::max(c.cluster_k ? 200 + 1.2 * c.n : multiply, copy);
+  // A consumer's way out, chunk by chunk, and for clusters that share k to each other.
   const uint32_t features = features_of(g, plan);
   const double chunks = c.m / (c.ping_pong ? 64 : 64 * c.consumers) * std::max(c.n / 32, 1);
-  const bool full = plan.parts() == 1 && (features & kNeedsFull);
-  const double chunk = full ? 4000 : features & kQuick ? 1500 : features & kStraight ? 150 : 400;
-  const double out = 800 + chunk * chunks;
+  const double chunk = plan.parts() > 1         ? 400
+                       : features & kNeedsFull  ? 4000
+                       : features & kQuick      ? 1500
+                       : features & kPairs      ? 900
+                       : features & kStraight   ? 150
+                                                : 400;
+  const double out = 800 + chunk * chunks + (shares_k ? 2500 + 45 * c.n : 0);
   // Ping-pong: one consumer's way out while the other multiplies.
+  const double main = stages * stage;
   const double tiles = c.ping_pong ? waves * std::max(main, (main + out) / 2) + out
-                                   : waves * (main + out + (shares_k ? 4000 : 0));
-  const double bytes = double(g.batch.numel) * dtype_size(g.a.dtype) * g.k.numel * (g.m + g.n);
-  const double memory = g.is_grouped() ? 0.0 : bytes / (kFromMemory * sms) + out;
+                                   : waves * (main + out);
+  // Operands come from memory once, but for what thin tiles beside each other read again.
+  const double again = c.cluster_k ? ceil_div(plan.second.rows, c.n) : 1;
+  const double read = double(g.batch.numel) * dtype_size(g.a.dtype) * g.k.numel *
+                      (plan.first.rows * again + plan.second.rows);
+  double memory = g.is_grouped() ? 0.0 : read / (kFromMemory * sms) + out;
+  if (c.multicast > 1) memory *= 1.08;  // blocks of a cluster wait for each other
   double add = 0;
   if (plan.parts() > 1) {
     add =
         4000 + 4.0 * plan.first.rows * plan.second.rows * (plan.parts() + 1) / (kFromMemory * sms);
   }
-  return std::max(tiles, memory) + add;
+  return std::max(tiles, memory) + 0.1 * std::min(tiles, memory) + add;
 }
 
 std::string name_of(int config, int blocks_k) {
@@ -299,7 +309,7 @@ void for_each_choice(const Gemm& g, const Sm90Plan& layout, F&& f) {
   for (int i = 0; i < kSm90ConfigCount; ++i) {
     const Sm90Config& c = kSm90Configs[i];
     if ((c.planes == 3) != layout.planes || (c.planes == 1 && c.promote != fp8)) continue;
-    if (c.cluster_k && (!layout.thin || c.n >= 2 * std::max<int64_t>(layout.second.rows, 16))) {
+    if (c.cluster_k && (!layout.thin || c.n >= 4 * std::max<int64_t>(layout.second.rows, 16))) {
       continue;
     }
     if (!c.cluster_k && layout.transposed) continue;
@@ -405,11 +415,17 @@ Sm90Plan lay_out(const Gemm& g, bool packing, bool transposed) {
 
 template <class F>
 void for_each_plan(const Gemm& g, bool packing, F&& f) {
+  bool any = false;
   for (const bool transposed : {true, false}) {
-    // Tiles of 128 rows are half empty for 64.
-    if (transposed ? !may_transpose(g) : may_transpose(g) && g.m <= 64) continue;
+    if (transposed && !may_transpose(g)) continue;
+    // Tiles of 128 rows are half empty for 64: only where no thin tile will do.
+    if (!transposed && may_transpose(g) && g.m <= 64 && any) continue;
     const Sm90Plan layout = lay_out(g, packing, transposed);
-    if (!layout.reason) for_each_choice(g, layout, f);
+    if (layout.reason) continue;
+    for_each_choice(g, layout, [&](const Sm90Plan& trial) {
+      any = true;
+      f(trial);
+    });
   }
 }
 

@@ -171,7 +171,7 @@ class Sm90Output {
 
   // Once the sums are there: what was fetched for the columns goes where all threads find it.
   __device__ void sums_ready() {
-    if (!(features_ & (kBias | kColScales))) return;
+    if (!(features_ & (kBias | kRowScales | kColScales))) return;
     sync();  // the previous tile's has been used
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
