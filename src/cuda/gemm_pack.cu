@@ -1,26 +1,32 @@
 // Operands of a matrix product gathered along k: from any strides to rows of k.
 //
 // Layout: a block moves 64 rows x 64 k through shared memory, reading along whichever of the two has
-// the smaller stride and writing along k, 16 elements to a thread.
+// the smaller stride and writing along k, 16 bytes of neighbours to a thread both times; single
+// elements where they do not lie so.
 // Planes: x = x0 + x1 + x2, each the bfloat16 nearest to what is left: 24 bits and more, so that the
 // sum is x itself.
 // Bound by memory: each element is read once and written once (6 bytes for a float32).
 #include "cuda/gemm_pack.h"
 
 #include <climits>
+#include <cstring>
 
 #include "cuda/prims/gpu.h"
+#include "cuda/prims/ptx.cuh"
+#include "cuda/prims/vec.cuh"
 
 namespace dlkern {
 namespace {
 
 using namespace gpu;
 
-constexpr int kTile = 64, kThreads = 256, kEach = kTile * kTile / kThreads;
+constexpr int kTile = 64, kThreads = 256;
 
 struct Args {
   Pack pack;
   int64_t pitch, tiles_r, tiles_k;
+  bool along_k;  // k has the smaller stride
+  bool wide;     // 16 bytes of neighbours are aligned wherever they begin at a multiple
 };
 
 // Largest float32 that rounds to a finite bfloat16, and smallest whose third plane keeps its bits.
@@ -31,91 +37,146 @@ __device__ bool has_planes(uint32_t bits) {
   return magnitude == 0 || (magnitude >= kSmallest && magnitude <= kLargest);
 }
 
-// Element type of one plane, and the planes of a value.
-template <class T, bool kPlanes>
-struct Written {
-  static constexpr int kCount = 1;
-  using Type = T;
-  static __device__ void split(T x, T (&planes)[1]) { planes[0] = x; }
-};
-template <class T>
-struct Written<T, true> {
-  static constexpr int kCount = 3;
-  using Type = BFloat16;
-  static __device__ void split(T bits, BFloat16 (&planes)[3]) {
-    float left = __uint_as_float(bits);
-    for (int i = 0; i < 3; ++i) {
-      planes[i] = BFloat16(left);
-      left -= static_cast<float>(planes[i]);
+// The planes of two neighbours, as pairs.
+__device__ __forceinline__ void split_pair(uint32_t low_bits, uint32_t high_bits,
+                                           uint32_t (&planes)[3]) {
+  float low = __uint_as_float(low_bits), high = __uint_as_float(high_bits);
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    planes[i] = pack_bfloat16(low, high);
+    low -= __uint_as_float(planes[i] << 16);
+    high -= __uint_as_float(planes[i] & 0xffff0000u);
+  }
+}
+
+// The kN elements from (r, k) on, along k or along the rows; 0 beyond the ends.
+template <bool kComposed, class T, int kN>
+__device__ __forceinline__ void read_run(const Args& args, const T* from, int64_t r, int64_t k,
+                                         Vec<T, kN>& run) {
+  const Pack& p = args.pack;
+  const int64_t left = args.along_k ? p.k.numel - k : p.rows - r;
+  const bool inside = r < p.rows && k < p.k.numel;
+  if constexpr (kComposed) {
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      int64_t of_k[1] = {};
+      run.v[i] = 0;
+      if (!inside || i >= left) continue;
+      p.k.offsets(args.along_k ? k + i : k, of_k);
+      run.v[i] = from[(args.along_k ? r : r + i) * p.row + of_k[0]];
+    }
+  } else {
+    const int64_t step = args.along_k ? p.k.stride[0][0] : p.row;
+    from += r * p.row + k * p.k.stride[0][0];
+    if (args.wide && inside && left >= kN) {
+      run = load_vec<kN>(from);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kN; ++i) run.v[i] = inside && i < left ? from[i * step] : T(0);
     }
   }
-};
+}
 
-template <class T, bool kPlanes>
-__global__ void __launch_bounds__(kThreads) pack_kernel(Args args, void* to) {
-  using Out = Written<T, kPlanes>;
-  using E = typename Out::Type;
+// kComposed: k has more than one dimension.
+template <class T, bool kPlanes, bool kComposed>
+__global__ void __launch_bounds__(kThreads) pack_kernel(const Args args, void* to) {
+  using E = std::conditional_t<kPlanes, BFloat16, T>;  // what is written
+  constexpr int kCount = kPlanes ? 3 : 1;
+  constexpr int kRead = 16 / sizeof(T), kReads = kTile * kTile / kRead / kThreads;
+  constexpr int kWrite = 16 / sizeof(E), kWrites = kTile * kTile / kWrite / kThreads;
   __shared__ T tile[kTile][kTile + 1];
   const Pack& p = args.pack;
   const int64_t tiles = p.items.numel * args.tiles_r * args.tiles_k;
-  const bool along_k = p.k.ndim == 0 || std::abs(p.k.stride[0][p.k.ndim - 1]) <= std::abs(p.row);
-  const int fast = threadIdx.x % kTile, slow = threadIdx.x / kTile;
   for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-    const int64_t item = i / (args.tiles_r * args.tiles_k);
-    const int64_t in_item = i - item * args.tiles_r * args.tiles_k;
-    const int64_t r0 = in_item / args.tiles_k * kTile, k0 = in_item % args.tiles_k * kTile;
+    const int64_t line = quotient(i, args.tiles_k), item = quotient(line, args.tiles_r);
+    const int64_t r0 = (line - item * args.tiles_r) * kTile, k0 = (i - line * args.tiles_k) * kTile;
     int64_t at[1];
     p.items.offsets(item, at);
     const T* from = static_cast<const T*>(p.from) + at[0];
+    Vec<T, kRead> runs[kReads];
+#pragma unroll  // all at once on their way
+    for (int j = 0; j < kReads; ++j) {
+      const int n = threadIdx.x + j * kThreads;
+      const int slow = n / (kTile / kRead), fast = n % (kTile / kRead) * kRead;
+      read_run<kComposed>(args, from, r0 + (args.along_k ? slow : fast),
+                          k0 + (args.along_k ? fast : slow), runs[j]);
+    }
     bool fits = true;
     __syncthreads();  // the tile before has been read
-#pragma unroll  // all at once on their way
-    for (int j = 0; j < kEach; ++j) {
-      const int step = slow + j * (kThreads / kTile);
-      const int r = along_k ? step : fast, k = along_k ? fast : step;
-      T x = 0;
-      if (r0 + r < p.rows && k0 + k < p.k.numel) {
-        int64_t of_k[1];
-        p.k.offsets(k0 + k, of_k);
-        x = from[(r0 + r) * p.row + of_k[0]];
+#pragma unroll
+    for (int j = 0; j < kReads; ++j) {
+      const int n = threadIdx.x + j * kThreads;
+      const int slow = n / (kTile / kRead), fast = n % (kTile / kRead) * kRead;
+      T* first = args.along_k ? &tile[slow][fast] : &tile[fast][slow];
+      const int step = args.along_k ? 1 : kTile + 1;
+#pragma unroll
+      for (int v = 0; v < kRead; ++v) {
+        if constexpr (kPlanes) fits = fits && has_planes(runs[j].v[v]);
+        first[v * step] = runs[j].v[v];
       }
-      if constexpr (kPlanes) fits = fits && has_planes(x);
-      tile[r][k] = x;
     }
     if constexpr (kPlanes) {
       if (!fits) *p.flag = 1;  // every writer writes the same
     }
     __syncthreads();
-    const int r = threadIdx.x / (kTile / kEach), first = threadIdx.x % (kTile / kEach) * kEach;
-    if (r0 + r >= p.rows) continue;
-    alignas(16) E row[Out::kCount][kEach];
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      E planes[Out::kCount];
-      Out::split(tile[r][first + j], planes);
-      for (int plane = 0; plane < Out::kCount; ++plane) row[plane][j] = planes[plane];
-    }
+    for (int j = 0; j < kWrites; ++j) {
+      const int n = threadIdx.x + j * kThreads;
+      const int r = n / (kTile / kWrite), first = n % (kTile / kWrite) * kWrite;
+      if (r0 + r >= p.rows) continue;
+      const int64_t to_line = item * kCount * p.rows + r0 + r;
+      E* place = static_cast<E*>(to) + to_line * args.pitch + k0 + first;
+      if constexpr (kPlanes) {
+        uint32_t words[3][4];
 #pragma unroll
-    for (int plane = 0; plane < Out::kCount; ++plane) {
-      const int64_t line = (item * Out::kCount + plane) * p.rows + r0 + r;
-      auto* place = reinterpret_cast<uint4*>(static_cast<E*>(to) + line * args.pitch + k0 + first);
+        for (int v = 0; v < kWrite; v += 2) {
+          uint32_t pair[3];
+          split_pair(tile[r][first + v], tile[r][first + v + 1], pair);
 #pragma unroll
-      for (int j = 0; j < kEach * static_cast<int>(sizeof(E)) / 16; ++j) {
-        place[j] = reinterpret_cast<const uint4*>(row[plane])[j];
+          for (int plane = 0; plane < 3; ++plane) words[plane][v / 2] = pair[plane];
+        }
+#pragma unroll
+        for (int plane = 0; plane < 3; ++plane) {
+          const auto& w = words[plane];
+          store_16(place + plane * p.rows * args.pitch, make_uint4(w[0], w[1], w[2], w[3]));
+        }
+      } else {
+        alignas(16) T row[kWrite];
+#pragma unroll
+        for (int v = 0; v < kWrite; ++v) row[v] = tile[r][first + v];
+        uint4 words;
+        memcpy(&words, row, sizeof(words));
+        store_16(place, words);
       }
     }
   }
 }
 
+// Neighbours along the smaller stride lie together and aligned, whatever the others.
+bool is_wide(const Pack& p, bool along_k) {
+  const int64_t unit = 16 / p.element_bytes, of_k = p.k.ndim ? p.k.stride[0][0] : 1;
+  bool wide = p.k.ndim <= 1 && reinterpret_cast<uintptr_t>(p.from) % 16 == 0 &&
+              (along_k ? of_k == 1 && p.row % unit == 0 : p.row == 1 && of_k % unit == 0);
+  for (int d = 0; d < p.items.ndim; ++d) wide = wide && p.items.stride[0][d] % unit == 0;
+  return wide;
+}
+
 }  // namespace
 
 void run_pack(const Pack& p, void* to, void* stream) {
-  const Args args{p, p.pitch(), ceil_div(p.rows, kTile), ceil_div(p.k.numel, kTile)};
+  const bool along_k =
+      p.k.ndim == 0 || std::abs(p.k.stride[0][p.k.ndim - 1]) <= std::abs(p.row);
+  const Args args{p,       p.pitch(), ceil_div(p.rows, kTile), ceil_div(p.k.numel, kTile),
+                  along_k, is_wide(p, along_k)};
   const int64_t tiles = p.items.numel * args.tiles_r * args.tiles_k;
-  const auto kernel = p.planes               ? pack_kernel<uint32_t, true>
-                      : p.element_bytes == 1 ? pack_kernel<uint8_t, false>
-                      : p.element_bytes == 2 ? pack_kernel<uint16_t, false>
-                                             : pack_kernel<uint32_t, false>;
+  const auto pick = [&]<bool kComposed>() {
+    return p.planes               ? pack_kernel<uint32_t, true, kComposed>
+           : p.element_bytes == 1 ? pack_kernel<uint8_t, false, kComposed>
+           : p.element_bytes == 2 ? pack_kernel<uint16_t, false, kComposed>
+                                  : pack_kernel<uint32_t, false, kComposed>;
+  };
+  const auto kernel =
+      p.k.ndim > 1 ? pick.template operator()<true>() : pick.template operator()<false>();
   launch_kernel(kernel, static_cast<unsigned>(std::min<int64_t>(tiles, INT_MAX)), kThreads, 0,
                 stream, args, to);
 }

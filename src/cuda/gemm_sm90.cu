@@ -247,7 +247,7 @@ bool needs_full(const Gemm& g, const Sm90Plan& plan) {
 // Estimated time of a configuration in clocks of a multiprocessor, fitted to times on an H200.
 double cost_of(const Gemm& g, const Sm90Plan& plan) {
   // Bytes that each multiprocessor gets in a clock when all are at work.
-  constexpr double kFromMemory = 18, kFromCache = 50;
+  constexpr double kFromMemory = 18, kFromCache = 60;
   const Sm90Config& c = plan.tile();
   const int64_t sms = multiprocessor_count(), blocks = tiles_of(g, plan) * plan.blocks_k;
   const double stages = ceil_div(ceil_div(g.k.numel, depth_of(plan.mma)), plan.blocks_k);
@@ -262,7 +262,8 @@ double cost_of(const Gemm& g, const Sm90Plan& plan) {
   const bool aligned = plan.first.is_aligned() && plan.second.is_aligned();
   const double copy = c.planes * rows * kSwizzleBytes * std::min(blocks, sms) * (aligned ? 1 : 1.6) /
                       (kFromCache * sms);
-  const double stage = std::max(c.cluster_k ? 200 + 1.2 * c.n : multiply, copy);
+  const double thin = c.promote ? 400 + 2 * c.n : 200 + 1.2 * c.n;
+  const double stage = std::max(c.cluster_k ? thin : multiply, copy);
   // A consumer's way out, chunk by chunk, and for clusters that share k to each other.
   const uint32_t features = features_of(g, plan);
   const double chunks = c.m / (c.ping_pong ? 64 : 64 * c.consumers) * std::max(c.n / 32, 1);
@@ -274,15 +275,15 @@ double cost_of(const Gemm& g, const Sm90Plan& plan) {
                                                 : 400;
   const double out = 800 + chunk * chunks + (shares_k ? 2500 + 45 * c.n : 0);
   // Ping-pong: one consumer's way out while the other multiplies.
-  const double main = stages * stage;
+  const double main = stages * stage + (c.multicast > 1 ? 500 : 0);  // blocks wait for each other
   const double tiles = c.ping_pong ? waves * std::max(main, (main + out) / 2) + out
                                    : waves * (main + out);
   // Operands come from memory once, but for what thin tiles beside each other read again.
   const double again = c.cluster_k ? ceil_div(plan.second.rows, c.n) : 1;
   const double read = double(g.batch.numel) * dtype_size(g.a.dtype) * g.k.numel *
                       (plan.first.rows * again + plan.second.rows);
-  double memory = g.is_grouped() ? 0.0 : read / (kFromMemory * sms) + out;
-  if (c.multicast > 1) memory *= 1.08;  // blocks of a cluster wait for each other
+  const double memory =
+      g.is_grouped() ? 0.0 : read / (kFromMemory * sms) * (c.multicast > 1 ? 1.08 : 1) + 800;
   double add = 0;
   if (plan.parts() > 1) {
     add =

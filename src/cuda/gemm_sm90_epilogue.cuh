@@ -4,6 +4,7 @@
 #include "core/fast_math.h"
 #include "cuda/gemm_sm90_tiles.cuh"
 #include "cuda/prims/epilogue.cuh"
+#include "cuda/prims/ptx.cuh"
 
 namespace dlkern::gpu {
 
@@ -19,13 +20,7 @@ __device__ constexpr int fragment_col(int i) { return i / 4 * 8 + i % 2; }
 
 // Two elements of 16 bits; which type they are is known at run time.
 __device__ __forceinline__ uint32_t pack_pair(bool bfloat, float low, float high) {
-  uint32_t pair;
-  if (bfloat) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  }
-  return pair;
+  return bfloat ? pack_bfloat16(low, high) : pack_float16(low, high);
 }
 
 // Place of 16 bytes in a swizzled slab.

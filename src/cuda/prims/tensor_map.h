@@ -16,7 +16,8 @@ struct TensorMapShape {
 };
 
 // Boxes lie in shared memory with rows of 128 bytes, swizzled over 8 rows. Zeros are read outside
-// the tensor. `data` is aligned to 16 bytes.
+// the tensor. `data` is aligned to 16 bytes, and boxes begin at multiples of 16 bytes along dimension
+// 0: a copy from elsewhere is an illegal instruction.
 CUtensorMap make_tensor_map(void* data, const TensorMapShape& shape);
 
 // The input x[N, D, H, W, C] of a convolution, C contiguous, seen as the rows of its matrix product:
