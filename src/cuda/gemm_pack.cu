@@ -164,9 +164,8 @@ bool is_wide(const Pack& p, bool along_k) {
 }  // namespace
 
 void run_pack(const Pack& p, void* to, void* stream) {
-  const bool along_k =
-      p.k.ndim == 0 || std::abs(p.k.stride[0][p.k.ndim - 1]) <= std::abs(p.row);
-  const Args args{p,       p.pitch(), ceil_div(p.rows, kTile), ceil_div(p.k.numel, kTile),
+  const bool along_k = p.k.ndim == 0 || std::abs(p.k.stride[0][p.k.ndim - 1]) <= std::abs(p.row);
+  const Args args{p,       p.pitch(),          ceil_div(p.rows, kTile), ceil_div(p.k.numel, kTile),
                   along_k, is_wide(p, along_k)};
   const int64_t tiles = p.items.numel * args.tiles_r * args.tiles_k;
   const auto pick = [&]<bool kComposed>() {

@@ -198,8 +198,7 @@ const Matrix* pairs_of(const Gemm& g, const Sm90Plan& plan) {
 }
 
 bool is_quick(const Gemm& g, const Sm90Plan& plan) {
-  return has_usual_activation(g) &&
-         (g.beta == 0 || has_bias(g, plan) || pairs_of(g, plan) == &g.c);
+  return has_usual_activation(g) && (g.beta == 0 || has_bias(g, plan) || pairs_of(g, plan) == &g.c);
 }
 
 // What of the epilogue is not done in registers.
@@ -231,10 +230,10 @@ uint32_t features_of(const Gemm& g, const Sm90Plan& plan) {
   add(!left_after_registers(g, plan).is_plain(), kMore);
   add(!is_for_slabs(g, plan), kStrided);
   // The common epilogues: y of the operands' type and a bias at most; of float8 also scales.
-  const bool straight = is_float8(g.a.dtype)
-                            ? g.y.dtype == DType::kBFloat16 && (features & (kRowScales | kColScales))
-                            : g.y.dtype == g.a.dtype && dtype_size(g.y.dtype) == 2 && g.alpha == 1 &&
-                                  (g.beta == 1 || !(features & kBias));
+  const bool straight =
+      is_float8(g.a.dtype) ? g.y.dtype == DType::kBFloat16 && (features & (kRowScales | kColScales))
+                           : g.y.dtype == g.a.dtype && dtype_size(g.y.dtype) == 2 && g.alpha == 1 &&
+                                 (g.beta == 1 || !(features & kBias));
   add(straight && !(features & (kQuick | kPairs | kNeedsFull)), kStraight);
   return features;
 }
@@ -260,24 +259,24 @@ double cost_of(const Gemm& g, const Sm90Plan& plan) {
   const double multiply = (c.planes == 3 ? 6 : 1) * c.m * c.n / 32.0 * efficiency;
   const double rows = c.share_a ? c.m / c.multicast + c.n : c.m + c.n / c.multicast;
   const bool aligned = plan.first.is_aligned() && plan.second.is_aligned();
-  const double copy = c.planes * rows * kSwizzleBytes * std::min(blocks, sms) * (aligned ? 1 : 1.6) /
-                      (kFromCache * sms);
+  const double copy = c.planes * rows * kSwizzleBytes * std::min(blocks, sms) *
+                      (aligned ? 1 : 1.6) / (kFromCache * sms);
   const double thin = c.promote ? 400 + 2 * c.n : 200 + 1.2 * c.n;
   const double stage = std::max(c.cluster_k ? thin : multiply, copy);
   // A consumer's way out, chunk by chunk, and for clusters that share k to each other.
   const uint32_t features = features_of(g, plan);
   const double chunks = c.m / (c.ping_pong ? 64 : 64 * c.consumers) * std::max(c.n / 32, 1);
-  const double chunk = plan.parts() > 1         ? 400
-                       : features & kNeedsFull  ? 4000
-                       : features & kQuick      ? 1500
-                       : features & kPairs      ? 900
-                       : features & kStraight   ? 150
-                                                : 400;
+  const double chunk = plan.parts() > 1        ? 400
+                       : features & kNeedsFull ? 4000
+                       : features & kQuick     ? 1500
+                       : features & kPairs     ? 900
+                       : features & kStraight  ? 150
+                                               : 400;
   const double out = 800 + chunk * chunks + (shares_k ? 2500 + 45 * c.n : 0);
   // Ping-pong: one consumer's way out while the other multiplies.
   const double main = stages * stage + (c.multicast > 1 ? 500 : 0);  // blocks wait for each other
-  const double tiles = c.ping_pong ? waves * std::max(main, (main + out) / 2) + out
-                                   : waves * (main + out);
+  const double tiles =
+      c.ping_pong ? waves * std::max(main, (main + out) / 2) + out : waves * (main + out);
   // Operands come from memory once, but for what thin tiles beside each other read again.
   const double again = c.cluster_k ? ceil_div(plan.second.rows, c.n) : 1;
   const double read = double(g.batch.numel) * dtype_size(g.a.dtype) * g.k.numel *
@@ -399,8 +398,7 @@ Sm90Plan lay_out(const Gemm& g, bool packing, bool transposed) {
     const Fit fit = plan.planes ? Fit::kNeither : fit_of(g, *o);
     o->along_k = fit != Fit::kAlongRows;
     // Thin kernels have their columns along k.
-    o->packed =
-        fit == Fit::kNeither || (transposed && o == &plan.second && fit != Fit::kAlongK);
+    o->packed = fit == Fit::kNeither || (transposed && o == &plan.second && fit != Fit::kAlongK);
     if (o->packed) o->along_k = any_packed = true;
   }
   if (any_packed && !packing) {
@@ -644,8 +642,8 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
   if (!g.is_grouped()) clusters = std::min(clusters, args.tiles);
   void* arguments[] = {const_cast<CUtensorMap*>(&map_a), const_cast<CUtensorMap*>(&map_b), &map_y,
                        &args};
-  launch_raw(kernel.function, clusters * cluster, kernel.threads,
-             kernel.shared_bytes, static_cast<Stream>(launch.stream), arguments, cluster);
+  launch_raw(kernel.function, clusters * cluster, kernel.threads, kernel.shared_bytes,
+             static_cast<Stream>(launch.stream), arguments, cluster);
   if (args.parts > 1) {
     add_parts<float>(g, workspace + plan.sums_at, plan.pitch, args.parts, launch, flag);
   }

@@ -386,9 +386,8 @@ __device__ void consume(const Sm90Args& args, const CUtensorMap& map_y, const Sm
     } else if (out.is_straight(t)) {
       out.finish_straight(t, row, sums);
     } else {
-      out.finish(t, row, [&](int chunk, float(&v)[T::kChunk / 2]) {
-        return out.take(sums, chunk, v);
-      });
+      out.finish(t, row,
+                 [&](int chunk, float(&v)[T::kChunk / 2]) { return out.take(sums, chunk, v); });
     }
   }
   out.end();

@@ -109,9 +109,9 @@ struct Sm90Pairs {
 // Rows and columns are those of a tile: y's, or y^T's where it is computed transposed. What every
 // tile begins with comes first: constants take long to come, and those nearby come along.
 struct Sm90Args {
-  int tiles = 0;                   // of all items and parts; those of a cluster count as one here,
-  int tiles_m = 0, tiles_n = 0;    // and here: those of an item
-  int band = 8;                    // in the height of a band
+  int tiles = 0;                 // of all items and parts; those of a cluster count as one here,
+  int tiles_m = 0, tiles_n = 0;  // and here: those of an item
+  int band = 8;                  // in the height of a band
   int rows = 0, cols = 0;
   int k_blocks = 0;                // stages along k
   int parts = 1, part_blocks = 0;  // k in parts of so many stages; then y is [parts, rows, cols]

@@ -144,7 +144,12 @@ class Sm90Output {
  public:
   __device__ Sm90Output(const Sm90Args& args, const CUtensorMap& map_y, const Sm90Shared<T>& shared,
                         int consumer)
-      : args_(args), map_y_(map_y), consumer_(consumer), features_(args.features), alpha_(args.alpha), beta_(args.beta) {
+      : args_(args),
+        map_y_(map_y),
+        consumer_(consumer),
+        features_(args.features),
+        alpha_(args.alpha),
+        beta_(args.beta) {
     lane_ = threadIdx.x % 32;
     warp_ = warp_uniform(threadIdx.x / 32 % 4);
     slabs_ = shared.slabs + consumer * T::kSlabs * T::kSlab;
@@ -302,8 +307,7 @@ class Sm90Output {
                                               uint32_t (&pairs)[T::kChunk / 4]) const {
     const int m = t.m + row + warp_ * 16 + lane_ / 4, n = t.n + col + lane_ % 4 * 2;
     const auto* from = static_cast<const uint16_t*>(args_.pairs.data) +
-                       offset_of_item(args_, t.index, args_.pairs.tensor) +
-                       m * args_.pairs.row + n;
+                       offset_of_item(args_, t.index, args_.pairs.tensor) + m * args_.pairs.row + n;
 #pragma unroll
     for (int i = 0; i < T::kChunk / 4; ++i) {
       const int r = fragment_row(2 * i), c = fragment_col(2 * i);

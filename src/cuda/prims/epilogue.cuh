@@ -141,11 +141,10 @@ __device__ __forceinline__ void finish_run(const Epilogue& e, const EpilogueAt& 
       for (int i = 0; i < N; ++i) scratch[i] = v[i];
 #pragma unroll 1  // registers cannot be indexed
       for (int i = 0; i < count; ++i) {
-        scratch[i] =
-            e.saved.data
-                ? activate_backward(e.activation, scratch[i],
-                                    load_as<Acc>(e.saved, saved + i * e.saved.col), scalars)
-                : activate(e.activation, scratch[i], scalars);
+        scratch[i] = e.saved.data ? activate_backward(
+                                        e.activation, scratch[i],
+                                        load_as<Acc>(e.saved, saved + i * e.saved.col), scalars)
+                                  : activate(e.activation, scratch[i], scalars);
       }
 #pragma unroll
       for (int i = 0; i < N; ++i) v[i] = scratch[i];

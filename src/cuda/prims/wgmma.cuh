@@ -110,12 +110,12 @@ struct Wgmma;
       }                                                                                           \
     }                                                                                             \
   };
-#define DLK_WGMMA_SIZES(kind, types, type, sum)                                 \
-  DLK_WGMMA(kind, 8, 4, "%4", "%5", "%6", "%7", "%8", types, type, sum)         \
-  DLK_WGMMA(kind, 16, 8, "%8", "%9", "%10", "%11", "%12", types, type, sum)     \
-  DLK_WGMMA(kind, 32, 16, "%16", "%17", "%18", "%19", "%20", types, type, sum)  \
-  DLK_WGMMA(kind, 64, 32, "%32", "%33", "%34", "%35", "%36", types, type, sum)  \
-  DLK_WGMMA(kind, 128, 64, "%64", "%65", "%66", "%67", "%68", types, type, sum) \
+#define DLK_WGMMA_SIZES(kind, types, type, sum)                                  \
+  DLK_WGMMA(kind, 8, 4, "%4", "%5", "%6", "%7", "%8", types, type, sum)          \
+  DLK_WGMMA(kind, 16, 8, "%8", "%9", "%10", "%11", "%12", types, type, sum)      \
+  DLK_WGMMA(kind, 32, 16, "%16", "%17", "%18", "%19", "%20", types, type, sum)   \
+  DLK_WGMMA(kind, 64, 32, "%32", "%33", "%34", "%35", "%36", types, type, sum)   \
+  DLK_WGMMA(kind, 128, 64, "%64", "%65", "%66", "%67", "%68", types, type, sum)  \
   DLK_WGMMA(kind, 192, 96, "%96", "%97", "%98", "%99", "%100", types, type, sum) \
   DLK_WGMMA(kind, 256, 128, "%128", "%129", "%130", "%131", "%132", types, type, sum)
 
