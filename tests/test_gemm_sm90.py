@@ -188,11 +188,12 @@ def test_int8(gpu, shape, rng):
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize("ends", [[0, 130, 130, 400, 512], [512] * 5, [5, 6, 7, 8, 9], [0] * 5])
-def test_groups_of_rows(gpu, ends, rng):
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_groups_of_rows(gpu, ends, layout, rng):
     a, b = normal(rng, (512, 136), "bfloat16"), normal(rng, (5, 136, 264), "bfloat16")
     bias = normal(rng, (5, 264), "bfloat16")
     for name, y in in_every_configuration(
-        dlkern.grouped_matmul, gpu.array(a), gpu.array(b),
+        dlkern.grouped_matmul, gpu.array(a, layout), gpu.array(b),
         gpu.array(np.array(ends, "i4")), gpu.array(bias),
     ):  # fmt: skip
         for g, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
@@ -326,15 +327,18 @@ def test_batch_invariance_of_whatever_way_a_product_is_turned(gpu, rng):
     x, w, c = (normal(rng, shape, "bfloat16") for shape in ((300, 256), (512, 256), (512,)))
 
     def call(m):
-        scaled = dlkern.scaled_matmul(
-            gpu.array(a[:m]), gpu.array(b).T, gpu.array(sa[:m]), gpu.array(sb),
-            out_dtype="float32", batch_invariant=True,
-        )  # fmt: skip
+        scaled = [
+            dlkern.scaled_matmul(
+                gpu.array(a[:m]), gpu.array(b).T, gpu.array(sa[:m]), gpu.array(sb),
+                out_dtype=dtype, batch_invariant=True,
+            )
+            for dtype in ("float32", "bfloat16")
+        ]  # fmt: skip
         y = dlkern.matmul(
             gpu.array(x[:m]), gpu.array(w).T, gpu.array(c), beta=0.3, batch_invariant=True,
             out=gpu.empty((m, 512), "float32"),
         )  # fmt: skip
-        return gpu.raw(scaled), gpu.raw(y)
+        return [gpu.raw(result) for result in (*scaled, y)]
 
     many = call(300)
     for m in (1, 17, 64, 128, 129):

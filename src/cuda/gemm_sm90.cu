@@ -54,7 +54,9 @@ Fit fit_of(const Gemm& g, const Operand& o) {
   if (g.k.ndim > 1) return Fit::kNeither;
   const bool one_k = g.k.numel == 1, one_row = o.rows == 1;
   if ((o.k == 1 || one_k) && is_copyable(g, o, o.row)) return Fit::kAlongK;
-  if (o.bytes == 2 && !one_k && (o.row == 1 || one_row) && is_copyable(g, o, o.k)) {
+  // Groups begin at any row, and boxes at multiples of 16 bytes.
+  const bool anywhere = g.is_grouped() && o.which == 0;
+  if (o.bytes == 2 && !one_k && !anywhere && (o.row == 1 || one_row) && is_copyable(g, o, o.k)) {
     return Fit::kAlongRows;
   }
   return Fit::kNeither;

@@ -18,7 +18,7 @@
 // that the long extent is the instruction's 64 rows: y^T = b^T a^T, and slabs are transposed on the
 // way out.
 // Float32 in full precision: operands come as three bfloat16 planes x = x0 + x1 + x2 (see
-// gemm_pack.cu); six products x_i y_j with i + j <= 2, smallest first, and the sums of each 64 of k
+// gemm_pack_sm90.cu); six products x_i y_j with i + j <= 2, smallest first, and the sums of each 64 of k
 // are added to those in float32 registers, since wgmma's own additions round towards zero.
 // float8 with scales along k: sums of 128 of k are scaled and added in the same way.
 // Bound by the tensor cores for large m, n and k, by memory for thin products.
@@ -83,6 +83,11 @@ __device__ void produce(const Sm90Args& args, const CUtensorMap& map_a, const CU
                                            map_b, full, t.n + row_b, kRowsB, k, at_b[2] + plane,
                                            at_b[3]);
       }
+    }
+  }
+  if constexpr (T::C.multicast > 1) {  // other blocks' last arrivals must find this one
+    for (int i = 0; i < T::C.stages; ++i, ring.advance()) {
+      barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
     }
   }
 }
@@ -426,6 +431,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     const uint16_t one = T::kMma == Mma::kBFloat16 ? 0x3f80 : 0x3c00;
     if (threadIdx.x < kOnesBytes / 2) reinterpret_cast<uint16_t*>(shared.ones)[threadIdx.x] = one;
     fence_async_shared();
+    __syncthreads();
   }
   kCluster ? cluster_meet() : __syncthreads();
   if (group == 0) {

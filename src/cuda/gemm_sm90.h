@@ -22,8 +22,8 @@ struct Sm90Config {
   int planes = 1;          // bfloat16 planes of each operand
   bool promote = false;    // sums of each stage are added in registers
   bool row_sums = false;   // a's rows are summed, too
-  // Any epilogue, y of any strides, groups. Without it alpha, a bias, scales and the usual activations:
-  // less code, which has to come from memory as well.
+  // Any epilogue, y of any strides, groups. Without it what Sm90Feature does in registers: less code,
+  // which has to come from memory as well.
   bool full = false;
 };
 

@@ -339,8 +339,10 @@ class Sm90Output {
         for (int i = 0; i < 8; ++i) {
           v[i] = from_sum(sums[first / 2 + i], false);
           if constexpr (T::kVectors == 2) {
-            v[i] *= row_scale_[instruction][fragment_row(i) / 8];
-            v[i] *= column[T::C.n + first + fragment_col(i)];
+            const float of_row = row_scale_[instruction][fragment_row(i) / 8];
+            const float of_column = column[T::C.n + first + fragment_col(i)];
+            // a's factor first: thin tiles are transposed.
+            v[i] = T::C.cluster_k ? v[i] * of_column * of_row : v[i] * of_row * of_column;
             if constexpr (kWithBias) v[i] = fmaf(beta_, column[first + fragment_col(i)], v[i]);
           } else {
             if constexpr (kWithBias) v[i] += column[first + fragment_col(i)];
@@ -415,8 +417,7 @@ class Sm90Output {
       finish_run_at(t, m, n, min(kRun, n_end - n),
                     *reinterpret_cast<const float4*>(slab_at(of_chunk, line, 2 * run)),
                     *reinterpret_cast<const float4*>(slab_at(of_chunk, line, 2 * run + 1)));
-    }
-    slab_ ^= 1;
+    }  // the slab stays free: nothing of it is stored
   }
   __device__ __forceinline__ void finish_run_at(const Sm90Tile& t, int m, int n, int count,
                                                 float4 low, float4 high) const {

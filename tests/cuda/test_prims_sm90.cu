@@ -173,31 +173,26 @@ void test_constant_descriptor() {
 
 // ---- Matrices of 8 x 8 elements to shared memory -----------------------------------------------
 
-// out: [4 or 2 matrices, as they are or transposed][matrix][row][column]
+// out: [as they are, transposed][matrix][row][column]
 __global__ void stmatrix_kernel(const uint16_t (*x)[8][8], uint16_t (*out)[4 * 64]) {
-  __shared__ __align__(16) uint16_t shared[4][4 * 64];
-  for (int i = threadIdx.x; i < 4 * 4 * 64; i += 32) shared[0][i] = 0;
-  __syncwarp();
+  __shared__ __align__(16) uint16_t shared[2][4 * 64];
   const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
   uint32_t r[4];
   for (int i = 0; i < 4; ++i) r[i] = x[i][g][2 * t] | x[i][g][2 * t + 1] << 16;
   stmatrix_x4<false>(shared[0] + lane * 8, r[0], r[1], r[2], r[3]);
   stmatrix_x4<true>(shared[1] + lane * 8, r[0], r[1], r[2], r[3]);
-  stmatrix_x2<false>(shared[2] + lane % 16 * 8, r[0], r[1]);
-  stmatrix_x2<true>(shared[3] + lane % 16 * 8, r[0], r[1]);
   __syncwarp();
-  for (int i = lane; i < 4 * 4 * 64; i += 32) out[0][i] = shared[0][i];
+  for (int i = lane; i < 2 * 4 * 64; i += 32) out[0][i] = shared[0][i];
 }
 
 void test_stmatrix() {
   const auto x = distinct_values(4 * 64);
-  const DeviceArray<uint16_t> in(x), out(4 * 4 * 64);
+  const DeviceArray<uint16_t> in(x), out(2 * 4 * 64);
   launch(stmatrix_kernel, 1, 32, 1, reinterpret_cast<const uint16_t(*)[8][8]>(in.data()),
          reinterpret_cast<uint16_t(*)[4 * 64]>(out.data()));
   expect_equal("stored", out.read(), [&](size_t i) -> int {
     const size_t kind = i / 256, matrix = i / 64 % 4, row = i / 8 % 8, col = i % 8;
-    if (kind >= 2 && matrix >= 2) return 0;
-    return x[matrix * 64 + (kind % 2 ? col * 8 + row : row * 8 + col)];
+    return x[matrix * 64 + (kind == 1 ? col * 8 + row : row * 8 + col)];
   });
 }
 
@@ -278,6 +273,24 @@ void test_with_constant() {
   });
 }
 
+// Two lanes of each warp, whichever they are, would count twice.
+__global__ void elect_one_kernel(int* out) {
+  __shared__ int counts[4];
+  if (threadIdx.x < 4) counts[threadIdx.x] = 0;
+  __syncthreads();
+  const int warp = warp_uniform(threadIdx.x / 32);
+  if (elect_one()) atomicAdd(&counts[warp], 1 + 100 * static_cast<int>(threadIdx.x % 32));
+  if (elect_one()) atomicAdd(&counts[warp], 1 - 100 * static_cast<int>(threadIdx.x % 32));
+  cluster_meet();
+  if (threadIdx.x < 4) out[blockIdx.x * 4 + threadIdx.x] = counts[threadIdx.x];
+}
+
+void test_elect_one() {
+  const DeviceArray<int> out(8);
+  launch(elect_one_kernel, 2, 128, 2, out.data());
+  expect_equal("lanes elected twice", out.read(), [](size_t) { return 2; });
+}
+
 constexpr Case kCases[] = {
     {"wgmma_bfloat16", test_wgmma<Mma::kBFloat16>},
     {"wgmma_float16", test_wgmma<Mma::kFloat16>},
@@ -292,6 +305,7 @@ constexpr Case kCases[] = {
     {"load_from_block", test_load_from_block},
     {"named_barrier", test_named_barrier},
     {"with_constant", test_with_constant},
+    {"elect_one", test_elect_one},
 };
 
 }  // namespace

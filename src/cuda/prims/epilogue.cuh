@@ -115,7 +115,7 @@ __device__ __forceinline__ void finish_run(const Epilogue& e, const EpilogueAt& 
   if (e.beta != 0) {
     load_run(e.c, at.c + offset(e.c), count, other);
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] += static_cast<Acc>(e.beta) * other[i];
+    for (int i = 0; i < N; ++i) v[i] = fma(static_cast<Acc>(e.beta), other[i], v[i]);
   }
   if (e.pre.data) store_run(e.pre, at.pre + offset(e.pre), count, v);
   if (e.activation != DLK_ACTIVATION_NONE) {

@@ -184,20 +184,6 @@ __device__ __forceinline__ void stmatrix_x4(void* row, uint32_t r0, uint32_t r1,
                  : "memory");
   }
 }
-template <bool kTransposed>
-__device__ __forceinline__ void stmatrix_x2(void* row, uint32_t r0, uint32_t r1) {
-  if constexpr (kTransposed) {
-    asm volatile(
-        "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared_address(row)),
-        "r"(r0), "r"(r1)
-        : "memory");
-  } else {
-    asm volatile(
-        "stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(shared_address(row)),
-        "r"(r0), "r"(r1)
-        : "memory");
-  }
-}
 
 // ---- Clusters ----------------------------------------------------------------------------------
 
