@@ -107,7 +107,7 @@ __global__ void tma_store_kernel(const __grid_constant__ CUtensorMap map, const 
 
 void test_tma_store() {
   // That do not overlap: inside; beyond the end of rows and of the plane; all outside.
-  const std::vector<Place> places = {{0, 0, 0, 0}, {40, 140, 1, 2}, {40, 3, 0, 1}, {0, 160, 1, 1}};
+  const std::vector<Place> places = {{0, 0, 0, 0}, {64, 140, 1, 2}, {0, 3, 0, 1}, {0, 160, 1, 1}};
   const auto boxes = distinct_values(places.size() * kBoxElements);
   const DeviceArray<uint16_t> in(boxes), out(Tensor::kSize);
   const DeviceArray<Place> at(places);
