@@ -65,6 +65,20 @@ def test_random_shapes_and_layouts(gpu, kernel, kind, seed):
         check(gpu, y, a, b, dtype)
 
 
+def padded_operands(gpu, rng, order, sizes, pad, kind):
+    """Operands a and b, each on the host and as a view on the GPU.
+
+    They are stored in `order` ("ik,jk": b transposed), with rows `pad` elements longer.
+    """
+    extent, operands = dict(zip("ijk", sizes, strict=True)), []
+    for stored, wanted in zip(order.split(","), ("ik", "kj"), strict=True):
+        rows, columns = (extent[letter] for letter in stored)
+        whole = normal(rng, (rows, columns + pad), kind)[0]
+        pair = whole[:, :columns], gpu.array(whole)[:, :columns]
+        operands.append(pair if stored == wanted else tuple(x.T for x in pair))
+    return operands
+
+
 @pytest.mark.parametrize("kind", OPERANDS)
 @pytest.mark.parametrize(
     "pad", [*(pytest.param(p, marks=pytest.mark.sanitize) for p in (0, 1)), 2, 4, 8]
@@ -73,15 +87,7 @@ def test_random_shapes_and_layouts(gpu, kernel, kind, seed):
 def test_copies_of_every_width(gpu, kernel, kind, pad, order, rng):
     """Rows of k + pad elements: copies of 16, 8 and 4 bytes, and element by element."""
     m, n, k = 70, 66, 72
-    padded = []
-    for name in order.split(","):
-        shape = [{"i": m, "j": n, "k": k}[letter] for letter in name]
-        padded.append(normal(rng, (shape[0], shape[1] + pad), kind)[0])
-    x, y = (p[:, : p.shape[1] - pad] for p in padded)
-    views = [gpu.array(p)[:, : p.shape[1] - pad] for p in padded]
-    a, b = (x if order[0] == "i" else x.T), (y if order[3] == "k" else y.T)
-    view_a = views[0] if order[0] == "i" else views[0].T
-    view_b = views[1] if order[3] == "k" else views[1].T
+    (a, view_a), (b, view_b) = padded_operands(gpu, rng, order, (m, n, k), pad, kind)
     dtype = "float32" if kind == "tf32" else kind
     out = gpu.empty((m, n), dtype)
     dlkern.matmul(view_a, view_b, out=out, **precision(kind))
@@ -420,15 +426,7 @@ def test_thin_shapes_and_layouts(gpu, thin, kind, seed):
 def test_thin_by_vectors_and_by_elements(gpu, thin, kind, pad, order, rng):
     """Rows of k + pad elements, of the long operand and of the short one."""
     for m, n, k in ((3, 200, 328), (200, 1, 328), (8, 72, 1096), (64, 6, 2056)):
-        padded = []
-        for name in order.split(","):
-            shape = [{"i": m, "j": n, "k": k}[letter] for letter in name]
-            padded.append(normal(rng, (shape[0], shape[1] + pad), kind)[0])
-        x, y = (p[:, : p.shape[1] - pad] for p in padded)
-        views = [gpu.array(p)[:, : p.shape[1] - pad] for p in padded]
-        a, b = (x if order[0] == "i" else x.T), (y if order[3] == "k" else y.T)
-        view_a = views[0] if order[0] == "i" else views[0].T
-        view_b = views[1] if order[3] == "k" else views[1].T
+        (a, view_a), (b, view_b) = padded_operands(gpu, rng, order, (m, n, k), pad, kind)
         dtype = "float32" if kind == "tf32" else kind
         out = gpu.empty((m, n), dtype)
         options = {"out": out} | precision(kind)

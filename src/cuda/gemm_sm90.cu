@@ -62,21 +62,14 @@ Fit fit_of(const Gemm& g, const Operand& o) {
   return Fit::kNeither;
 }
 
-Operand operand_a(const Gemm& g) {
-  return {&g.a,
-          0,
-          g.m,
-          g.a.row,
-          g.k.ndim ? g.k.stride[0][g.k.ndim - 1] : 1,
-          static_cast<int>(dtype_size(g.a.dtype))};
-}
-Operand operand_b(const Gemm& g) {
-  return {&g.b,
-          1,
-          g.n,
-          g.b.col,
-          g.k.ndim ? g.k.stride[1][g.k.ndim - 1] : 1,
-          static_cast<int>(dtype_size(g.b.dtype))};
+Operand operand(const Gemm& g, int which) {
+  const Matrix& from = which == 0 ? g.a : g.b;
+  return {&from,
+          which,
+          which == 0 ? g.m : g.n,
+          which == 0 ? from.row : from.col,
+          g.k.ndim ? g.k.stride[which][g.k.ndim - 1] : 1,
+          static_cast<int>(dtype_size(from.dtype))};
 }
 
 Pack pack_of(const Gemm& g, const Operand& o, bool planes) {
@@ -133,8 +126,9 @@ struct Sm90Plan {
   bool thin = false;  // few columns, for which there are tiles
   Operand first, second;
   int config = -1;
-  int blocks_k = 1;   // blocks of a cluster, or parts in the workspace, that share the sums
-  int64_t pitch = 0;  // from row to row of the parts' sums
+  uint32_t features = 0;  // of Sm90Feature, with this configuration
+  int blocks_k = 1;       // blocks of a cluster, or parts in the workspace, that share the sums
+  int64_t pitch = 0;      // from row to row of the parts' sums
   size_t first_at = 0, second_at = 0, sums_at = 0, flag_at = 0, workspace_bytes = 0;
 
   const Sm90Config& tile() const { return kSm90Configs[config]; }
@@ -242,7 +236,7 @@ uint32_t features_of(const Gemm& g, const Sm90Plan& plan) {
 
 bool needs_full(const Gemm& g, const Sm90Plan& plan) {
   if (plan.parts() > 1) return false;  // finished when the parts are added
-  return g.is_grouped() || (features_of(g, plan) & kNeedsFull);
+  return g.is_grouped() || (plan.features & kNeedsFull);
 }
 
 // Estimated time of a configuration in clocks of a multiprocessor, fitted to times on an H200.
@@ -266,14 +260,13 @@ double cost_of(const Gemm& g, const Sm90Plan& plan) {
   const double thin = c.promote ? 400 + 2 * c.n : 200 + 1.2 * c.n;
   const double stage = std::max(c.cluster_k ? thin : multiply, copy);
   // A consumer's way out, chunk by chunk, and for clusters that share k to each other.
-  const uint32_t features = features_of(g, plan);
   const double chunks = c.m / (c.ping_pong ? 64 : 64 * c.consumers) * std::max(c.n / 32, 1);
-  const double chunk = plan.parts() > 1        ? 400
-                       : features & kNeedsFull ? 4000
-                       : features & kQuick     ? 1500
-                       : features & kPairs     ? 900
-                       : features & kStraight  ? 150
-                                               : 400;
+  const double chunk = plan.parts() > 1             ? 400
+                       : plan.features & kNeedsFull ? 4000
+                       : plan.features & kQuick     ? 1500
+                       : plan.features & kPairs     ? 900
+                       : plan.features & kStraight  ? 150
+                                                    : 400;
   const double out = 800 + chunk * chunks + (shares_k ? 2500 + 45 * c.n : 0);
   // Ping-pong: one consumer's way out while the other multiplies.
   const double main = stages * stage + (c.multicast > 1 ? 500 : 0);  // blocks wait for each other
@@ -323,6 +316,7 @@ void for_each_choice(const Gemm& g, const Sm90Plan& layout, F&& f) {
     const int most = !splits ? 1 : c.cluster_k ? 8 : 64;
     Sm90Plan trial = layout;
     trial.config = i;
+    trial.features = features_of(g, trial);
     for (int blocks = 1; blocks == 1 || (blocks <= most && stages >= 4 * blocks); blocks *= 2) {
       trial.blocks_k = blocks;
       // Parts are for products with few tiles, and their sums take memory.
@@ -339,7 +333,7 @@ std::string key_of(const Gemm& g) {
   return std::string("gemm_sm90 ") + dtype_name(g.a.dtype) + " " + dtype_name(g.b.dtype) + " " +
          dtype_name(g.y.dtype) + (g.tf32 ? " tf32" : "") + " m" + text(g.m) + " n" + text(g.n) +
          " k" + text(g.k.numel) + " batch" + text(g.batch.numel) +
-         (operand_a(g).k == 1 ? " k" : " r") + (operand_b(g).k == 1 ? "k" : "r") +
+         (operand(g, 0).k == 1 ? " k" : " r") + (operand(g, 1).k == 1 ? "k" : "r") +
          (g.is_grouped() ? " groups" : "") + (g.is_plain() ? "" : " epilogue");
 }
 
@@ -391,8 +385,8 @@ Sm90Plan lay_out(const Gemm& g, bool packing, bool transposed) {
   Sm90Plan plan{};
   plan.planes = g.a.dtype == DType::kFloat32 && !g.tf32;
   plan.transposed = transposed;
-  plan.first = transposed ? operand_b(g) : operand_a(g);
-  plan.second = transposed ? operand_a(g) : operand_b(g);
+  plan.first = operand(g, transposed ? 1 : 0);
+  plan.second = operand(g, transposed ? 0 : 1);
   plan.thin = transposed || (plan.second.rows <= 128 && !may_transpose(g) && may_be_thin(g));
   plan.mma = *mma_of(plan.first.from->dtype, plan.second.from->dtype, g.tf32);
   bool any_packed = false;
@@ -539,7 +533,7 @@ CUtensorMap map_operand(const Gemm& g, const Operand& o, uint8_t* packed, const 
 }
 
 void set_epilogue(const Gemm& g, const Sm90Plan& plan, Sm90Args& args) {
-  args.features = features_of(g, plan);
+  args.features = plan.features;
   args.e = left_after_registers(g, plan);
   args.alpha = static_cast<float>(g.alpha);
   args.beta = static_cast<float>(g.beta);
