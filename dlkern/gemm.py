@@ -6,7 +6,7 @@ nothing is copied. With ``precision="tf32"`` float32 operands may be rounded to 
 tensor cores for it; elsewhere products are computed in full float32 all the same. With
 ``batch_invariant=True`` a row of the result has the same bits however many rows there are and
 wherever among them it lies, which may cost speed: otherwise long sums may be cut into parts, in a
-way that depends on the number of rows.
+way that depends on the number of rows and of batch items.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@
  * Workspace: on a GPU any product may want one (dlk_launch), for operands that are gathered first and
  * for long sums that are computed in parts; dlk_explain_last() tells how much.
  * batch_invariant: not 0: a row of the result has the same bits however many rows there are, and
- * wherever among them it lies. That may cost speed. Without it, a row's bits may depend on the number
- * of rows, which decides how long sums are cut into parts; not on their values, but for the float32
- * products above.
+ * wherever among them it lies. That may cost speed. Without it, a row's bits may depend on how many
+ * rows and batch items there are, which decides how long sums are cut into parts; not on their values,
+ * but for the float32 products above.
  */
 #ifndef DLKERN_GEMM_H_
 #define DLKERN_GEMM_H_
