@@ -4,9 +4,10 @@ An op's row is all that the cross-cutting tests (test_contract.py, test_runtime_
 
     Op("softmax", {"x": normal(5, 37)}, {"out": (5, 37)})
 
-gives ``dlkern.softmax(x=..., out=...)`` with a float array of the dtype under test. A new op gets a
-row here, and with it the tests of argument errors, bit-equality between frameworks, ``out=``,
-determinism, streams and graphs.
+gives ``dlkern.softmax(x=..., out=...)`` with a float array of the dtype under test. Arrays named
+"arrays[0]", "arrays[1]" make one argument, the list ``arrays``; so do outputs "out[0]", "out[1]". A
+new op gets a row here, and with it the tests of argument errors, bit-equality between frameworks,
+``out=``, determinism, streams and graphs.
 """
 
 from __future__ import annotations
@@ -58,6 +59,18 @@ def small(dtype: str, *shape: int) -> Make:
 def powers_of_two(*shape: int) -> Make:
     """Factors in float32 whose products are exact."""
     return lambda rng, _: rng.choice([0.5, 1, 2], shape).astype("float32")
+
+
+def lists_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """With the arguments "a[0]", "a[1]", ... as one list ``a``."""
+    result: dict[str, Any] = {}
+    for name, value in arguments.items():
+        stem, bracket, _ = name.partition("[")
+        if bracket:
+            result.setdefault(stem, []).append(value)
+        else:
+            result[name] = value
+    return result
 
 
 def ends(*values: int, dtype: str) -> Make:
@@ -133,8 +146,9 @@ class Op:
     ) -> dict[str, Any]:
         """All keyword arguments of a call, with outputs given or made."""
         if outputs is None:
-            return {**arrays, **self.options, **self.needed_without_out}
-        return {**arrays, **self.options, **dict.fromkeys(self.needed_without_out), **outputs}
+            return lists_of({**arrays, **self.options, **self.needed_without_out})
+        without = dict.fromkeys(self.needed_without_out)
+        return lists_of({**arrays, **self.options, **without, **outputs})
 
     def call(
         self, arrays: Mapping[str, Any], outputs: Mapping[str, Any] | None = None

@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 from backends import LAYOUTS, get_backend
-from ops_table import NOT_OPS, OPS
+from ops_table import NOT_OPS, OPS, lists_of
 from oracle import FLOATS, float64
 
 import dlkern
@@ -45,11 +45,10 @@ def test_every_public_function_is_in_the_table():
 @each_op
 def test_the_row_names_parameters_of_the_function(op):
     parameters = inspect.signature(op.function).parameters
-    assert {*op.arrays, *op.outputs, *op.options, *op.needed_without_out, "stream"} <= set(
-        parameters
-    )
+    outputs = lists_of(op.outputs)
+    assert {*op.arguments(op.arrays), *outputs, "stream"} <= set(parameters)
     assert parameters["stream"].kind is inspect.Parameter.KEYWORD_ONLY
-    assert all(parameters[o].kind is inspect.Parameter.KEYWORD_ONLY for o in op.outputs)
+    assert all(parameters[o].kind is inspect.Parameter.KEYWORD_ONLY for o in outputs)
 
 
 # ---- Results -------------------------------------------------------------------------------
@@ -237,10 +236,7 @@ def test_explain_names_an_implementation(backend, op):
     arrays = {name: backend.array(a) for name, a in op.make().items()}
     outputs = outputs_of(op, backend)
     before = {k: bits(backend.raw(o)) for k, o in outputs.items()}
-    plans = dlkern.explain(
-        op.function, **arrays, **op.options, **outputs,
-        **dict.fromkeys(op.needed_without_out),
-    )  # fmt: skip
+    plans = dlkern.explain(op.function, **op.arguments(arrays, outputs))
     assert plans
     assert all(plan.implementation for plan in plans)
     assert {k: bits(backend.raw(o)) for k, o in outputs.items()} == before, "it was run"

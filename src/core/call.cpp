@@ -108,16 +108,28 @@ Call::Call(const char* op, const dlk_launch* launch) : op_(op) {
 }
 
 void Call::add(const Tensor& t, bool is_output) {
-  if (count_ == kMaxTensors) fail(DLK_INTERNAL, "more than ", kMaxTensors, " tensors");
-  if (count_ == 0) {
+  if (arguments_.empty()) {
+    arguments_.reserve(8);
     device_ = t.device;
     launch_.device = t.device.index;
   } else if (t.device != device_) {
     fail(DLK_INVALID_ARGUMENT, t.name, " is on ", to_string(t.device), ", expected ",
-         to_string(device_), " (", tensors_[0].name, ")");
+         to_string(device_), " (", arguments_[0].tensor.name, ")");
   }
-  is_output_[count_] = is_output;
-  tensors_[count_++] = t;
+  arguments_.push_back({t, is_output});
+}
+
+std::vector<Tensor> Call::add_list(const char* name, const DLTensor* const* list, int64_t count,
+                                   Tensor (Call::*add_one)(const char*, const DLTensor*)) {
+  if (count < 0) fail(DLK_INVALID_ARGUMENT, name, " has ", count, " tensors");
+  if (count > 0 && !list)
+    fail(DLK_INVALID_ARGUMENT, name, " is NULL, expected ", count, " tensors");
+  std::vector<Tensor> tensors;
+  for (int64_t i = 0; i < count; ++i) {
+    names_.push_front(cat(name, "[", i, "]"));
+    tensors.push_back((this->*add_one)(names_.front().c_str(), list[i]));
+  }
+  return tensors;
 }
 
 Tensor Call::input(const char* name, const DLTensor* t) {
@@ -247,7 +259,7 @@ bool Call::chosen(const char* impl, size_t workspace_bytes) {
   last_plan.candidates.names.clear();
   if (plan_only()) return false;
   bool empty = true;
-  for (int i = 0; i < count_; ++i) empty &= !is_output_[i] || tensors_[i].numel() == 0;
+  for (const Argument& a : arguments_) empty &= !a.is_output || a.tensor.numel() == 0;
   if (empty) return false;
   if (launch_.workspace_bytes < workspace_bytes || (workspace_bytes && !launch_.workspace)) {
     fail(DLK_WORKSPACE_TOO_SMALL, "workspace is ", launch_.workspace_bytes, " bytes, expected ",
@@ -269,9 +281,10 @@ void Call::none_chosen() {
 
 std::string Call::describe() const {
   std::string s = cat(op_, "(");
-  for (int i = 0; i < count_; ++i) {
-    const Tensor& t = tensors_[i];
-    s += cat(i ? ", " : "", t.name, ": ", dtype_name(t.dtype), shape_string(t));
+  const char* separator = "";
+  for (const auto& [t, is_output] : arguments_) {
+    s += cat(separator, t.name, ": ", dtype_name(t.dtype), shape_string(t));
+    separator = ", ";
   }
   return s + cat(") on ", to_string(device_));
 }
@@ -279,8 +292,7 @@ std::string Call::describe() const {
 void Call::debug_check_pointers() const {
 #if DLKERN_WITH_GPU
   if (!device_.is_gpu || gpu::is_capturing(launch_.stream)) return;
-  for (int i = 0; i < count_; ++i) {
-    const Tensor& t = tensors_[i];
+  for (const auto& [t, is_output] : arguments_) {
     if (t.numel() == 0) continue;
     const auto item = static_cast<int64_t>(dtype_size(t.dtype));
     int64_t low = 0, high = 0;
@@ -304,13 +316,13 @@ void Call::debug_check_results() const {
   }
 #endif
   if (debug_mode() != Debug::kFinite) return;
-  for (int i = 0; i < count_; ++i) {
-    if (!is_output_[i] || !is_floating(tensors_[i].dtype)) continue;
-    dispatch_floating(tensors_[i].dtype, [&]<class T>() {
-      const std::vector<T> values = to_host<T>(tensors_[i], launch_.stream);
+  for (const Argument& a : arguments_) {
+    if (!a.is_output || !is_floating(a.tensor.dtype)) continue;
+    dispatch_floating(a.tensor.dtype, [&]<class T>() {
+      const std::vector<T> values = to_host<T>(a.tensor, launch_.stream);
       for (size_t k = 0; k < values.size(); ++k) {
         if (!std::isfinite(static_cast<double>(static_cast<Accumulator<T>>(values[k])))) {
-          fail(DLK_INVALID_ARGUMENT, tensors_[i].name, " holds ",
+          fail(DLK_INVALID_ARGUMENT, a.tensor.name, " holds ",
                static_cast<double>(static_cast<Accumulator<T>>(values[k])), " at flat index ", k,
                " (DLKERN_DEBUG=nan)");
         }

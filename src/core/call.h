@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <forward_list>
 #include <initializer_list>
 #include <new>
 #include <span>
@@ -91,6 +92,16 @@ class Call {
     return t ? output(name, t) : Tensor{};
   }
   Tensor optional_inout(const char* name, const DLTensor* t) { return optional_output(name, t); }
+  // A list of `count` tensors; messages name one of them "<name>[i]".
+  std::vector<Tensor> inputs(const char* name, const DLTensor* const* list, int64_t count) {
+    return add_list(name, list, count, &Call::input);
+  }
+  std::vector<Tensor> outputs(const char* name, const DLTensor* const* list, int64_t count) {
+    return add_list(name, list, count, &Call::output);
+  }
+  std::vector<Tensor> inouts(const char* name, const DLTensor* const* list, int64_t count) {
+    return outputs(name, list, count);
+  }
 
   // Checks. Each throws with a message "<argument> is <what it is>, expected <what>".
   void require_floating(const Tensor& t) const;  // float64, float32, float16 or bfloat16
@@ -151,7 +162,14 @@ class Call {
   }
 
  private:
+  struct Argument {
+    Tensor tensor;
+    bool is_output;
+  };
+
   void add(const Tensor& t, bool is_output);
+  std::vector<Tensor> add_list(const char* name, const DLTensor* const* list, int64_t count,
+                               Tensor (Call::*add_one)(const char*, const DLTensor*));
   static const char* excluded(const char* impl);  // by DLKERN_IMPL; nullptr: it is not
   void declined(const char* impl, const char* reason);
   bool plan_only() const { return flags_ & DLK_LAUNCH_PLAN_ONLY; }
@@ -166,10 +184,8 @@ class Call {
   Launch launch_;
   uint32_t flags_ = 0;
   Device device_;
-  static constexpr int kMaxTensors = 16;
-  int count_ = 0;
-  Tensor tensors_[kMaxTensors];
-  bool is_output_[kMaxTensors] = {};
+  std::vector<Argument> arguments_;
+  std::forward_list<std::string> names_;  // of the tensors of lists
   std::string explanation_;
 };
 

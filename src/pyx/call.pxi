@@ -54,8 +54,14 @@ cdef extern from *:
 _explained = _thread_local()
 
 cdef enum:
-    MAX_TENSORS = 16
+    SLOTS = 16
     MAX_DIMS = 8
+
+
+# Slots never move: C functions are given pointers to their tensors.
+cdef struct MoreSlots:
+    Slot slots[SLOTS]
+    MoreSlots* older
 
 
 cdef bint on_gpu(const DLTensor* tensor) noexcept:
@@ -117,6 +123,22 @@ cdef int32_t precision_of(Call call, object precision) except -1:
 
 
 @cython.final
+cdef class TensorList:
+    """A list as C functions take it; its tensors live in the slots of a Call."""
+    cdef const DLTensor** data
+    cdef int64_t count
+
+    def __cinit__(self, Py_ssize_t count):
+        self.count = count
+        self.data = <const DLTensor**>PyMem_Calloc(count + 1, sizeof(DLTensor*))
+        if self.data == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        PyMem_Free(<void*>self.data)
+
+
+@cython.final
 @cython.freelist(8)
 cdef class Call:
     cdef dlk_launch launch
@@ -124,7 +146,8 @@ cdef class Call:
     cdef str op
     cdef int count
     cdef int attempts
-    cdef Slot slots[MAX_TENSORS]
+    cdef Slot slots[SLOTS]       # of the first arrays
+    cdef MoreSlots* more         # of further ones, the newest first
     cdef Framework framework     # of the first array; outputs come from it
     cdef object first            # the first array
     cdef const DLTensor* first_tensor
@@ -140,6 +163,7 @@ cdef class Call:
         self.launch.struct_size = sizeof(dlk_launch)
         self.op = op
         self.count = 0
+        self.more = NULL
         self.attempts = 0
         self.first_tensor = NULL
         self.explicit_stream = stream is not None
@@ -153,8 +177,13 @@ cdef class Call:
             self.launch.flags = DLK_LAUNCH_PLAN_ONLY
 
     def __dealloc__(self):
-        for i in range(self.count):
+        for i in range(min(self.count, SLOTS)):
             release(&self.slots[i])
+        while self.more != NULL:
+            more, self.more = self.more, self.more.older
+            for i in range(SLOTS):
+                release(&more.slots[i])
+            PyMem_Free(more)
 
     # ---- Arguments ---------------------------------------------------------------------------
 
@@ -174,16 +203,24 @@ cdef class Call:
             return NULL
         return self.add(name, array, True)
 
+    cdef TensorList inputs(self, str name, object arrays):
+        """The arrays of a list; messages name one of them "<name>[i]"."""
+        return self.add_list(name, arrays, False)
+
+    cdef TensorList inouts(self, str name, object arrays):
+        return self.add_list(name, arrays, True)
+
     cdef const DLTensor* output(self, str name, object out, int ndim, const int64_t* shape,
-                                DLDataType dtype) except NULL:
+                                DLDataType dtype, str keyword=None) except NULL:
         """An output: `out` where the caller gave one, else a new array of the first argument's
         framework. It becomes (the next) part of result()."""
         if out is not None:
             # By convention the first output is passed as out=, "dweight" or "save_mean" after it as
             # out_weight=, out_mean=.
-            keyword = self.first_keyword
-            if self.outputs:
-                keyword = "out_" + name.removeprefix("save_").removeprefix("d")
+            if keyword is None:
+                keyword = self.first_keyword
+                if self.outputs:
+                    keyword = "out_" + name.removeprefix("save_").removeprefix("d")
             self.keywords[name] = keyword
             tensor = self.add(keyword, out, True)
             self.outputs.append(out)
@@ -257,12 +294,22 @@ cdef class Call:
         return (int(self.first_tensor.device.device_type), self.first_tensor.device.device_id)
 
     cdef Slot* next_slot(self) except NULL:
-        if self.count == MAX_TENSORS:
-            raise RuntimeError(f"{self.op}: more than {MAX_TENSORS} arrays")
-        slot = &self.slots[self.count]
+        cdef Slot* slot = &self.slots[self.count % SLOTS]
+        if self.count >= SLOTS:
+            if self.count % SLOTS == 0:
+                self.add_slots()
+            slot = &self.more.slots[self.count % SLOTS]
         memset(slot, 0, sizeof(Slot))
         self.count += 1
         return slot
+
+    cdef int add_slots(self) except -1:
+        more = <MoreSlots*>PyMem_Calloc(1, sizeof(MoreSlots))
+        if more == NULL:
+            raise MemoryError(f"{self.op}: {self.count} arrays")
+        more.older = self.more
+        self.more = more
+        return 0
 
     cdef const DLTensor* add(self, str name, object array, bint written) except NULL:
         cdef Framework framework = framework_of(array)
@@ -286,6 +333,15 @@ cdef class Call:
         if written and (slot.read_only or framework.adapter.immutable):
             raise ValueError(f"{self.op}: {name} is read-only, expected a writable array")
         return &slot.tensor
+
+    cdef TensorList add_list(self, str name, object arrays, bint written):
+        if not isinstance(arrays, (list, tuple)):
+            raise TypeError(f"{self.op}: {name} is {type(arrays).__name__}, expected a list of "
+                            "arrays")
+        cdef TensorList tensors = TensorList(len(arrays))
+        for i in range(tensors.count):
+            tensors.data[i] = self.add(f"{name}[{i}]", arrays[i], written)
+        return tensors
 
     cdef int take(self, str name, object array, Framework framework, Slot* slot) except -1:
         """Through a capsule: of the array's __dlpack__, or the array is one itself."""
