@@ -93,14 +93,14 @@ class Call {
   }
   Tensor optional_inout(const char* name, const DLTensor* t) { return optional_output(name, t); }
   // A list of `count` tensors; messages name one of them "<name>[i]".
-  std::vector<Tensor> inputs(const char* name, const DLTensor* const* list, int64_t count) {
+  std::vector<Tensor> input_list(const char* name, const DLTensor* const* list, int64_t count) {
     return add_list(name, list, count, &Call::input);
   }
-  std::vector<Tensor> outputs(const char* name, const DLTensor* const* list, int64_t count) {
+  std::vector<Tensor> output_list(const char* name, const DLTensor* const* list, int64_t count) {
     return add_list(name, list, count, &Call::output);
   }
-  std::vector<Tensor> inouts(const char* name, const DLTensor* const* list, int64_t count) {
-    return outputs(name, list, count);
+  std::vector<Tensor> inout_list(const char* name, const DLTensor* const* list, int64_t count) {
+    return output_list(name, list, count);
   }
 
   // Checks. Each throws with a message "<argument> is <what it is>, expected <what>".

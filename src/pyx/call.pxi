@@ -203,11 +203,11 @@ cdef class Call:
             return NULL
         return self.add(name, array, True)
 
-    cdef TensorList inputs(self, str name, object arrays):
+    cdef TensorList input_list(self, str name, object arrays):
         """The arrays of a list; messages name one of them "<name>[i]"."""
         return self.add_list(name, arrays, False)
 
-    cdef TensorList inouts(self, str name, object arrays):
+    cdef TensorList inout_list(self, str name, object arrays):
         return self.add_list(name, arrays, True)
 
     cdef const DLTensor* output(self, str name, object out, int ndim, const int64_t* shape,
