@@ -5,9 +5,11 @@
 //   backward  dx_i = y_i (dy_i - sum_j dy_j y_j)
 //             log: dx_i = dy_i - exp(y_i) sum_j dy_j
 //
-// Layout: the axis has n elements at some stride; all other dimensions together are the rows. One
-// group of threads walks one row: see prims/rows.cuh.
-// Maximum and sum come from one pass (online softmax): a row is read twice and written once.
+// Layout: the axis has n elements at some stride; all other dimensions together are the rows.
+// Neighbouring elements, up to 64 KB of 16-bit types (kilobytes of others likewise), stay in the
+// registers of a team of threads: a row is read once and written once (prims/row_registers.cuh).
+// Other rows: one group of threads walks one row (prims/rows.cuh). Maximum and sum come from one pass
+// (online softmax): a row is read twice and written once.
 // Bound by memory. Sums in float32 (float64 for float64), in an order fixed by n and by
 // whether the axis is the last: a row's bits do not depend on the other rows.
 //
@@ -16,6 +18,7 @@
 
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
+#include "cuda/prims/row_registers.cuh"
 #include "cuda/prims/rows.cuh"
 #include "cuda/prims/softmax.cuh"
 
@@ -72,6 +75,116 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   }
 }
 
+// ---- Rows in registers -------------------------------------------------------------------------
+
+template <class T, int kItems, bool kBlocks, bool kLog>
+__global__ void __launch_bounds__(kRowThreads)
+    softmax_forward_registers_kernel(const T* x, T* y, const Args<2> args, int team_size,
+                                     int align_x, int align_y) {
+  using Acc = Accumulator<T>;
+  RowTeam<kBlocks> team(team_size);
+  const bool there = team.row < args.rows.numel;
+  int64_t at[2];
+  args.rows.offsets(there ? team.row : 0, at);
+  RowPieces<T, kItems> row;
+  row.load(x + at[0], there ? args.n : 0, team, align_x, static_cast<T>(-INFINITY));
+  Acc max = -INFINITY;
+  row.for_each([&](T v) { max = Max{}(max, static_cast<Acc>(v)); });
+  max = team.reduce(max, Max{}, Acc(-INFINITY));
+  Acc e[kItems * kPiece<T>], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kItems * kPiece<T>; ++i) {
+    const Acc v = static_cast<Acc>(row.piece[i / kPiece<T>].v[i % kPiece<T>]) - max;
+    const Acc power = exp_of(v);
+    sum += power;
+    e[i] = kLog ? v : power;
+  }
+  sum = team.reduce(sum, Sum{}, Acc(0));
+  if (max == INFINITY || max == -INFINITY) sum = NAN;
+  const Acc scale = kLog ? log(sum) : 1 / sum;
+#pragma unroll
+  for (int i = 0; i < kItems * kPiece<T>; ++i) {
+    row.piece[i / kPiece<T>].v[i % kPiece<T>] = static_cast<T>(kLog ? e[i] - scale : e[i] * scale);
+  }
+  if (there) row.store(y + at[1], args.n, team, align_y);
+  team.end();
+}
+
+template <class T, int kItems, bool kBlocks, bool kLog>
+__global__ void __launch_bounds__(kRowThreads)
+    softmax_backward_registers_kernel(const T* dy, const T* y, T* dx, const Args<3> args,
+                                      int team_size, int align_dy, int align_y, int align_dx) {
+  using Acc = Accumulator<T>;
+  RowTeam<kBlocks> team(team_size);
+  const bool there = team.row < args.rows.numel;
+  int64_t at[3];
+  args.rows.offsets(there ? team.row : 0, at);
+  RowPieces<T, kItems> of_dy, of_y;
+  of_dy.load(dy + at[0], there ? args.n : 0, team, align_dy, T(0.0f));
+  of_y.load(y + at[1], there ? args.n : 0, team, align_y, T(0.0f));
+  Acc sum = 0;
+#pragma unroll
+  for (int i = 0; i < kItems * kPiece<T>; ++i) {
+    const Acc g = static_cast<Acc>(of_dy.piece[i / kPiece<T>].v[i % kPiece<T>]);
+    sum += kLog ? g : g * static_cast<Acc>(of_y.piece[i / kPiece<T>].v[i % kPiece<T>]);
+  }
+  sum = team.reduce(sum, Sum{}, Acc(0));
+#pragma unroll
+  for (int i = 0; i < kItems * kPiece<T>; ++i) {
+    T& place = of_dy.piece[i / kPiece<T>].v[i % kPiece<T>];
+    const Acc g = static_cast<Acc>(place);
+    const Acc v = static_cast<Acc>(of_y.piece[i / kPiece<T>].v[i % kPiece<T>]);
+    place = static_cast<T>(kLog ? g - exp_of(v) * sum : v * (g - sum));
+  }
+  if (there) of_dy.store(dx + at[2], args.n, team, align_dx);
+  team.end();
+}
+
+bool is_row(const Tensor& t, int axis) { return t.strides[axis] == 1 || t.shape[axis] == 1; }
+
+// Why rows of these tensors cannot stay in registers.
+const char* not_in_registers(std::initializer_list<const Tensor*> tensors, int axis) {
+  for (const Tensor* t : tensors) {
+    if (!is_row(*t, axis)) return "the axis does not have neighbouring elements";
+  }
+  const Tensor& first = **tensors.begin();
+  const int piece = static_cast<int>(16 / dtype_size(first.dtype));
+  return plan_row(first.shape[axis], piece).size ? nullptr : "rows are too long for registers";
+}
+
+template <class T>
+void launch_forward_registers(const SoftmaxForward& p, const Launch& launch) {
+  const Args<2> args{make_index<2>({&p.x, &p.y}, ~(1u << p.axis)), p.x.shape[p.axis], {1, 1}};
+  const RowPlan plan = plan_row(args.n, kPiece<T>);
+  const auto align = [&](const Tensor& t, int which) {
+    return row_alignment(t.data, args.rows, which, sizeof(T));
+  };
+  const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
+    return p.log ? softmax_forward_registers_kernel<T, kItems, kBlocks, true>
+                 : softmax_forward_registers_kernel<T, kItems, kBlocks, false>;
+  });
+  launch_rows(kernel, plan, args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), args,
+              plan.size, align(p.x, 0), align(p.y, 1));
+}
+
+template <class T>
+void launch_backward_registers(const SoftmaxBackward& p, const Launch& launch) {
+  const Args<3> args{
+      make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)), p.dy.shape[p.axis], {1, 1, 1}};
+  const RowPlan plan = plan_row(args.n, kPiece<T>);
+  const auto align = [&](const Tensor& t, int which) {
+    return row_alignment(t.data, args.rows, which, sizeof(T));
+  };
+  const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
+    return p.log ? softmax_backward_registers_kernel<T, kItems, kBlocks, true>
+                 : softmax_backward_registers_kernel<T, kItems, kBlocks, false>;
+  });
+  launch_rows(kernel, plan, args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(),
+              args, plan.size, align(p.dy, 0), align(p.y, 1), align(p.dx, 2));
+}
+
+// ---- Rows walked -------------------------------------------------------------------------------
+
 template <class T>
 void launch_forward(const SoftmaxForward& p, const Launch& launch) {
   const Args<2> args{make_index<2>({&p.x, &p.y}, ~(1u << p.axis)),
@@ -102,12 +215,23 @@ void launch_backward(const SoftmaxBackward& p, const Launch& launch) {
 }
 
 constexpr Impl<SoftmaxForward> kForward[] = {
+    {"registers", [](const SoftmaxForward& p) { return not_in_registers({&p.x, &p.y}, p.axis); },
+     nullptr,
+     [](const SoftmaxForward& p, const Launch& launch) {
+       dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward_registers<T>(p, launch); });
+     }},
     {"online_rows", supports_all, nullptr,
      [](const SoftmaxForward& p, const Launch& launch) {
        dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward<T>(p, launch); });
      }},
 };
 constexpr Impl<SoftmaxBackward> kBackward[] = {
+    {"registers",
+     [](const SoftmaxBackward& p) { return not_in_registers({&p.dy, &p.y, &p.dx}, p.axis); },
+     nullptr,
+     [](const SoftmaxBackward& p, const Launch& launch) {
+       dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_registers<T>(p, launch); });
+     }},
     {"rows", supports_all, nullptr,
      [](const SoftmaxBackward& p, const Launch& launch) {
        dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward<T>(p, launch); });

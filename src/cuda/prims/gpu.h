@@ -85,19 +85,24 @@ void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, 
 int max_active_clusters(const void* kernel, int threads, size_t shared_bytes, int cluster);
 
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), with the arguments converted to the
-// kernel's parameter types.
+// kernel's parameter types; `cluster` neighbouring blocks are a cluster.
 template <class... Params, class... Args>
-void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
-                   void* stream, Args&&... args) {
+void launch_clusters(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                     void* stream, int cluster, Args&&... args) {
   static_assert(sizeof...(Params) == sizeof...(Args));
   std::tuple<std::remove_const_t<Params>...> values(std::forward<Args>(args)...);
   std::apply(
       [&](auto&... value) {
         void* pointers[] = {static_cast<void*>(&value)..., nullptr};
         launch_raw(reinterpret_cast<const void*>(kernel), grid, block, shared_bytes,
-                   static_cast<Stream>(stream), pointers);
+                   static_cast<Stream>(stream), pointers, cluster);
       },
       values);
+}
+template <class... Params, class... Args>
+void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                   void* stream, Args&&... args) {
+  launch_clusters(kernel, grid, block, shared_bytes, stream, 1, std::forward<Args>(args)...);
 }
 
 // Number of blocks for a grid-stride loop over n items: enough to fill the device, at most

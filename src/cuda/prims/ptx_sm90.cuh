@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "cuda/prims/ptx.cuh"
 
@@ -211,7 +212,39 @@ __device__ __forceinline__ void cluster_meet() {
       "barrier.cluster.wait.aligned;" ::
           : "memory");
 }
-// 16 bytes at the same place in the shared memory of another block of the cluster.
+// What lies at the same place in the shared memory of another block of the cluster.
+template <class T>
+__device__ __forceinline__ T read_from_block(const T* p, uint32_t rank) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  T v;
+  if constexpr (sizeof(T) == 4) {
+    uint32_t bits;
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %1, %2;\n"
+        "ld.shared::cluster.b32 %0, [remote];\n"
+        "}"
+        : "=r"(bits)
+        : "r"(shared_address(p)), "r"(rank)
+        : "memory");
+    memcpy(&v, &bits, sizeof(v));
+  } else {
+    uint64_t bits;
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %1, %2;\n"
+        "ld.shared::cluster.b64 %0, [remote];\n"
+        "}"
+        : "=l"(bits)
+        : "r"(shared_address(p)), "r"(rank)
+        : "memory");
+    memcpy(&v, &bits, sizeof(v));
+  }
+  return v;
+}
+// 16 bytes of it.
 __device__ __forceinline__ float4 load_from_block(const float4* p, uint32_t rank) {
   float4 v;
   asm volatile(
