@@ -20,20 +20,24 @@ struct MixedView {
       : data(t.data), wide(dtype_size(t.dtype) == sizeof(Acc)), index(make_index<1>({&t})) {}
 
   DLK_HD explicit operator bool() const { return data != nullptr; }
-  DLK_HD Acc load(int64_t i) const {
+  // Where element i lies, and the element there: apart where a GPU's registers are full in between.
+  DLK_HD int64_t place(int64_t i) const {
     int64_t at[1];
     index.offsets(i, at);
-    return wide ? static_cast<const Acc*>(data)[at[0]]
-                : static_cast<Acc>(static_cast<const T*>(data)[at[0]]);
+    return at[0];
   }
+  DLK_HD Acc load_at(int64_t place) const {
+    return wide ? static_cast<const Acc*>(data)[place]
+                : static_cast<Acc>(static_cast<const T*>(data)[place]);
+  }
+  DLK_HD Acc load(int64_t i) const { return load_at(place(i)); }
   DLK_HD Acc load_or(int64_t i, Acc absent) const { return data ? load(i) : absent; }
   DLK_HD void store(int64_t i, Acc value) const {
-    int64_t at[1];
-    index.offsets(i, at);
+    const int64_t at = place(i);
     if (wide) {
-      static_cast<Acc*>(data)[at[0]] = value;
+      static_cast<Acc*>(data)[at] = value;
     } else {
-      static_cast<T*>(data)[at[0]] = static_cast<T>(value);
+      static_cast<T*>(data)[at] = static_cast<T>(value);
     }
   }
 };

@@ -89,12 +89,13 @@ __global__ void __launch_bounds__(kRowThreads)
   RowPieces<T, kItems> row;
   row.load(x + at[0], there ? args.n : 0, team, align_x, static_cast<T>(-INFINITY));
   Acc max = -INFINITY;
-  row.for_each([&](T v) { max = Max{}(max, static_cast<Acc>(v)); });
+#pragma unroll
+  for (int k = 0; k < row.kElements; ++k) max = Max{}(max, static_cast<Acc>(row.get(k)));
   max = team.reduce(max, Max{}, Acc(-INFINITY));
   Acc e[kItems * kPiece<T>], sum = 0;
 #pragma unroll
   for (int i = 0; i < kItems * kPiece<T>; ++i) {
-    const Acc v = static_cast<Acc>(row.piece[i / kPiece<T>].v[i % kPiece<T>]) - max;
+    const Acc v = static_cast<Acc>(row.get(i)) - max;
     const Acc power = exp_of(v);
     sum += power;
     e[i] = kLog ? v : power;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const Acc scale = kLog ? log(sum) : 1 / sum;
 #pragma unroll
   for (int i = 0; i < kItems * kPiece<T>; ++i) {
-    row.piece[i / kPiece<T>].v[i % kPiece<T>] = static_cast<T>(kLog ? e[i] - scale : e[i] * scale);
+    row.set(i, static_cast<T>(kLog ? e[i] - scale : e[i] * scale));
   }
   if (there) row.store(y + at[1], args.n, team, align_y);
   team.end();
@@ -125,31 +126,18 @@ __global__ void __launch_bounds__(kRowThreads)
   Acc sum = 0;
 #pragma unroll
   for (int i = 0; i < kItems * kPiece<T>; ++i) {
-    const Acc g = static_cast<Acc>(of_dy.piece[i / kPiece<T>].v[i % kPiece<T>]);
-    sum += kLog ? g : g * static_cast<Acc>(of_y.piece[i / kPiece<T>].v[i % kPiece<T>]);
+    const Acc g = static_cast<Acc>(of_dy.get(i));
+    sum += kLog ? g : g * static_cast<Acc>(of_y.get(i));
   }
   sum = team.reduce(sum, Sum{}, Acc(0));
 #pragma unroll
   for (int i = 0; i < kItems * kPiece<T>; ++i) {
-    T& place = of_dy.piece[i / kPiece<T>].v[i % kPiece<T>];
-    const Acc g = static_cast<Acc>(place);
-    const Acc v = static_cast<Acc>(of_y.piece[i / kPiece<T>].v[i % kPiece<T>]);
-    place = static_cast<T>(kLog ? g - exp_of(v) * sum : v * (g - sum));
+    const Acc g = static_cast<Acc>(of_dy.get(i));
+    const Acc v = static_cast<Acc>(of_y.get(i));
+    of_dy.set(i, static_cast<T>(kLog ? g - exp_of(v) * sum : v * (g - sum)));
   }
   if (there) of_dy.store(dx + at[2], args.n, team, align_dx);
   team.end();
-}
-
-bool is_row(const Tensor& t, int axis) { return t.strides[axis] == 1 || t.shape[axis] == 1; }
-
-// Why rows of these tensors cannot stay in registers.
-const char* not_in_registers(std::initializer_list<const Tensor*> tensors, int axis) {
-  for (const Tensor* t : tensors) {
-    if (!is_row(*t, axis)) return "the axis does not have neighbouring elements";
-  }
-  const Tensor& first = **tensors.begin();
-  const int piece = static_cast<int>(16 / dtype_size(first.dtype));
-  return plan_row(first.shape[axis], piece).size ? nullptr : "rows are too long for registers";
 }
 
 template <class T>
