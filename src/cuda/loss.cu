@@ -147,23 +147,25 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   const bool there = team.row < rows.count;
   const int64_t t = there ? rows.label(team.row) : rows.ignore_index;
   const bool used = t != rows.ignore_index && rows.valid(t);
-  const int64_t n = used ? rows.classes : 0;
+  const Acc unused_value = t == rows.ignore_index ? Acc(0) : Acc(NAN);
+  const int n = used ? static_cast<int>(rows.classes) : 0;
   int64_t at[1];
   index.offsets(there ? team.row : 0, at);
   const T* x = rows.logits + at[0];
-  const int64_t weight_at = used && rows.weight ? rows.weight.place(t) : 0;
+  const bool has_hit = used && team.rank == 0;
+  const int64_t weight_at = has_hit && rows.weight ? rows.weight.place(t) : 0;
   T hit_logit{};
-  if (used && team.rank == 0) hit_logit = x[t];
+  if (has_hit) hit_logit = x[t];
   RowPieces<T, kItems> row;
   row.load(x, n, team, align, static_cast<T>(-INFINITY));
-  const Acc hit_weight = used && rows.weight ? rows.weight.load_at(weight_at) : Acc(1);
+  const Acc hit_weight = has_hit && rows.weight ? rows.weight.load_at(weight_at) : Acc(1);
   const auto [max, sum] = softmax_sums(team, row);
   const Acc log_sum = log(sum), smoothing = static_cast<Acc>(rows.smoothing);
   Acc value = (1 - smoothing) * hit_weight * (log_sum - (static_cast<Acc>(hit_logit) - max));
   if (smoothing != 0) {
     Acc all = 0;
     if (rows.weight) {  // the row once more, from the L2 cache mostly
-      for (int64_t c = team.rank; c < n; c += team.size) {
+      for (int c = team.rank; c < n; c += team.size) {
         all += rows.weight.load(c) * (log_sum - (static_cast<Acc>(x[c]) - max));
       }
     } else {
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     }
     value += smoothing / Acc(rows.classes) * team.reduce(all, Sum{}, Acc(0));
   }
-  if (!used) value = t == rows.ignore_index ? Acc(0) : Acc(NAN);
+  if (!used) value = unused_value;
   if (there && team.rank == 0) {
     if (row_loss) {
       row_loss[team.row] = value;

@@ -270,6 +270,18 @@ struct RowPieces {
   template <bool kBlocks>
   __device__ __forceinline__ void load(const T* row, int n, const RowTeam<kBlocks>& team, int align,
                                        T fill) {
+    if (align == 16 && n % kPiece<T> == 0) {  // whole pieces: no branches between the loads
+      Piece<T> filled{};
+#pragma unroll
+      for (int e = 0; e < kPiece<T>; ++e) filled.set(e, fill);
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        const int first = place(team, i * kPiece<T>);
+        piece[i] = filled;
+        if (first < n) piece[i] = load_piece(row + first, kPiece<T>, 16, fill);
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int first = place(team, i * kPiece<T>);
