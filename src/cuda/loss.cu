@@ -114,27 +114,6 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 
 // ---- Forward, rows in registers ----------------------------------------------------------------
 
-// Of a row in registers, elements behind its end -inf. All threads of the team receive the result;
-// all of the block must call it. As softmax_sums(): a NaN need not pass through the maximum, it comes
-// to the sum.
-template <class T, int kItems, bool kBlocks>
-__device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<kBlocks>& team,
-                                                                    RowPieces<T, kItems>& row) {
-  using Acc = Accumulator<T>;
-  const auto larger = [](Acc a, Acc b) { return fmax(a, b); };
-  Acc max = -INFINITY, sum = 0;
-#pragma unroll
-  for (int k = 0; k < row.kElements; ++k) max = larger(max, static_cast<Acc>(row.get(k)));
-  max = team.reduce(max, larger, Acc(-INFINITY));
-  row.forget();
-#pragma unroll
-  for (int k = 0; k < row.kElements; ++k) sum += softmax_exp<T>(static_cast<Acc>(row.get(k)) - max);
-  sum = team.reduce(sum, Sum{}, Acc(0));
-  row.forget();
-  if (max == INFINITY || max == -INFINITY) sum = NAN;
-  return {max, sum};
-}
-
 // As cross_entropy_forward_kernel. A row that needs no logits is a row of none here: its threads take
 // part in the reductions.
 template <class T, int kItems, bool kBlocks>

@@ -6,8 +6,8 @@
 //             log: dx_i = dy_i - exp(y_i) sum_j dy_j
 //
 // Layout: the axis has n elements at some stride; all other dimensions together are the rows.
-// Neighbouring elements, up to 64 KB of 16-bit types (kilobytes of others likewise), stay in the
-// registers of a team of threads: a row is read once and written once (prims/row_registers.cuh).
+// Neighbouring elements, forward up to 64 KB of them (512 KB on Hopper), backward half as many, stay in
+// the registers of a team of threads: a row is read once and written once (prims/row_registers.cuh).
 // Other rows: one group of threads walks one row (prims/rows.cuh). Maximum and sum come from one pass
 // (online softmax): a row is read twice and written once.
 // Bound by memory. Sums in float32 (float64 for float64), in an order fixed by n and by
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 // ---- Rows in registers -------------------------------------------------------------------------
 
 template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     softmax_forward_registers_kernel(const T* x, T* y, const Args<2> args, int team_size,
                                      int align_x, int align_y) {
   using Acc = Accumulator<T>;
@@ -88,31 +88,18 @@ __global__ void __launch_bounds__(kRowThreads)
   args.rows.offsets(there ? team.row : 0, at);
   RowPieces<T, kItems> row;
   row.load(x + at[0], there ? args.n : 0, team, align_x, static_cast<T>(-INFINITY));
-  Acc max = -INFINITY;
-#pragma unroll
-  for (int k = 0; k < row.kElements; ++k) max = Max{}(max, static_cast<Acc>(row.get(k)));
-  max = team.reduce(max, Max{}, Acc(-INFINITY));
-  Acc e[kItems * kPiece<T>], sum = 0;
-#pragma unroll
-  for (int i = 0; i < kItems * kPiece<T>; ++i) {
-    const Acc v = static_cast<Acc>(row.get(i)) - max;
-    const Acc power = exp_of(v);
-    sum += power;
-    e[i] = kLog ? v : power;
-  }
-  sum = team.reduce(sum, Sum{}, Acc(0));
-  if (max == INFINITY || max == -INFINITY) sum = NAN;
+  const auto [max, sum] = softmax_sums(team, row);
   const Acc scale = kLog ? log(sum) : 1 / sum;
-#pragma unroll
-  for (int i = 0; i < kItems * kPiece<T>; ++i) {
-    row.set(i, static_cast<T>(kLog ? e[i] - scale : e[i] * scale));
-  }
+  row.assign([&](T value) {
+    const Acc v = static_cast<Acc>(value) - max;
+    return kLog ? v - scale : softmax_exp<T>(v) * scale;
+  });
   if (there) row.store(y + at[1], args.n, team, align_y);
   team.end();
 }
 
 template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     softmax_backward_registers_kernel(const T* dy, const T* y, T* dx, const Args<3> args,
                                       int team_size, int align_dy, int align_y, int align_dx) {
   using Acc = Accumulator<T>;
@@ -130,12 +117,12 @@ __global__ void __launch_bounds__(kRowThreads)
     sum += kLog ? g : g * static_cast<Acc>(of_y.get(i));
   }
   sum = team.reduce(sum, Sum{}, Acc(0));
-#pragma unroll
-  for (int i = 0; i < kItems * kPiece<T>; ++i) {
-    const Acc g = static_cast<Acc>(of_dy.get(i));
-    const Acc v = static_cast<Acc>(of_y.get(i));
-    of_dy.set(i, static_cast<T>(kLog ? g - exp_of(v) * sum : v * (g - sum)));
-  }
+  of_dy.forget(), of_y.forget();
+  int i = 0;
+  of_dy.assign([&](T value) {
+    const Acc g = static_cast<Acc>(value), v = static_cast<Acc>(of_y.get(i++));
+    return kLog ? g - exp_of(v) * sum : v * (g - sum);
+  });
   if (there) of_dy.store(dx + at[2], args.n, team, align_dx);
   team.end();
 }
@@ -159,11 +146,11 @@ template <class T>
 void launch_backward_registers(const SoftmaxBackward& p, const Launch& launch) {
   const Args<3> args{
       make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)), p.dy.shape[p.axis], {1, 1, 1}};
-  const RowPlan plan = plan_row(args.n, kPiece<T>);
+  const RowPlan plan = plan_row(args.n, kPiece<T>, 4);
   const auto align = [&](const Tensor& t, int which) {
     return row_alignment(t.data, args.rows, which, sizeof(T));
   };
-  const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
+  const auto kernel = pick_row_kernel<4>(plan, [&]<int kItems, bool kBlocks>() {
     return p.log ? softmax_backward_registers_kernel<T, kItems, kBlocks, true>
                  : softmax_backward_registers_kernel<T, kItems, kBlocks, false>;
   });
@@ -215,7 +202,7 @@ constexpr Impl<SoftmaxForward> kForward[] = {
 };
 constexpr Impl<SoftmaxBackward> kBackward[] = {
     {"registers",
-     [](const SoftmaxBackward& p) { return not_in_registers({&p.dy, &p.y, &p.dx}, p.axis); },
+     [](const SoftmaxBackward& p) { return not_in_registers({&p.dy, &p.y, &p.dx}, p.axis, 4); },
      nullptr,
      [](const SoftmaxBackward& p, const Launch& launch) {
        dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_registers<T>(p, launch); });

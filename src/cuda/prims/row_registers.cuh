@@ -50,9 +50,10 @@ struct RowPlan {
   int teams() const { return std::max(threads() / size, 1); }  // of a block
 };
 
-inline RowPlan plan_row(int64_t n, int piece) {
+// most_items: 8, or 4 for kernels that hold two rows in each thread.
+inline RowPlan plan_row(int64_t n, int piece, int most_items = 8) {
   const int64_t pieces = ceil_div(n, piece);
-  RowPlan plan{1, pieces <= 2 * kRowLanes ? 2 : pieces <= 4 * kRowThreads ? 4 : 8};
+  RowPlan plan{1, pieces <= 2 * kRowLanes ? 2 : pieces <= 4 * kRowThreads ? 4 : most_items};
   const int most = kRowThreads * (clusters_of_rows() ? kMaxRowBlocks : 1);
   while (int64_t{plan.size} * plan.items < pieces && plan.size < most) plan.size *= 2;
   if (int64_t{plan.size} * plan.items < pieces) plan.size = 0;
@@ -301,23 +302,24 @@ struct RowPieces {
 
 // ---- Launch ------------------------------------------------------------------------------------
 
-// f.operator()<kItems, kBlocks>() for a plan: f returns the kernel.
-template <class F>
+// f.operator()<kItems, kBlocks>() for a plan of at most kMostItems: f returns the kernel.
+template <int kMostItems = 8, class F>
 auto pick_row_kernel(const RowPlan& plan, F&& f) {
-  if (plan.blocks() > 1) return f.template operator()<8, true>();
+  if (plan.blocks() > 1) return f.template operator()<kMostItems, true>();
   return plan.items == 2   ? f.template operator()<2, false>()
          : plan.items == 4 ? f.template operator()<4, false>()
-                           : f.template operator()<8, false>();
+                           : f.template operator()<kMostItems, false>();
 }
 
 // Why rows of n elements, neighbours in each of the tensors along `axis`, cannot stay in registers.
-inline const char* not_in_registers(std::initializer_list<const Tensor*> tensors, int axis) {
+inline const char* not_in_registers(std::initializer_list<const Tensor*> tensors, int axis,
+                                    int most_items = 8) {
   const Tensor& first = **tensors.begin();
   const int64_t n = first.shape[axis];
   for (const Tensor* t : tensors) {
     if (t->strides[axis] != 1 && n != 1) return "the axis does not have neighbouring elements";
   }
-  const RowPlan plan = plan_row(n, static_cast<int>(16 / dtype_size(first.dtype)));
+  const RowPlan plan = plan_row(n, static_cast<int>(16 / dtype_size(first.dtype)), most_items);
   if (plan.size == 0) return "rows are too long for registers";
   const int64_t rows = n > 0 ? first.numel() / n : 0;
   if (ceil_div(rows, plan.teams()) > INT32_MAX / plan.blocks()) return "too many rows";

@@ -1,9 +1,10 @@
-// Maximum and sum of exponentials of a row in one pass.
+// Maximum and sum of exponentials of a row: in one pass over memory, or of a row in registers.
 //
 // Reference: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
 #pragma once
 
 #include "cuda/prims/gpu.h"
+#include "cuda/prims/row_registers.cuh"
 #include "cuda/prims/rows.cuh"
 
 namespace dlkern::gpu {
@@ -51,6 +52,27 @@ __device__ SoftmaxSums<Accumulator<T>> softmax_sums(const Team<kGroup>& team, co
   sum = team.reduce(sum == 0 ? Acc(0) : sum * exp_of(max - row_max), Sum{}, Acc(0));
   if (row_max == INFINITY || row_max == -INFINITY) sum = NAN;
   return {row_max, sum};
+}
+
+// Of a row in registers, elements behind its end -inf. All threads of the team receive the result;
+// all of the block must call it. As above; a NaN need not pass through the maximum, it comes
+// to the sum.
+template <class T, int kItems, bool kBlocks>
+__device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<kBlocks>& team,
+                                                                    RowPieces<T, kItems>& row) {
+  using Acc = Accumulator<T>;
+  const auto larger = [](Acc a, Acc b) { return fmax(a, b); };
+  Acc max = -INFINITY, sum = 0;
+#pragma unroll
+  for (int k = 0; k < row.kElements; ++k) max = larger(max, static_cast<Acc>(row.get(k)));
+  max = team.reduce(max, larger, Acc(-INFINITY));
+  row.forget();
+#pragma unroll
+  for (int k = 0; k < row.kElements; ++k) sum += softmax_exp<T>(static_cast<Acc>(row.get(k)) - max);
+  sum = team.reduce(sum, Sum{}, Acc(0));
+  row.forget();
+  if (max == INFINITY || max == -INFINITY) sum = NAN;
+  return {max, sum};
 }
 
 }  // namespace dlkern::gpu
