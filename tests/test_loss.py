@@ -53,7 +53,7 @@ def gradient_f64(dloss, logits, labels, weight=None, ignore=-100, smoothing=0.0,
     if reduction == "mean":
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = scale / row_weight.sum()
-    hot = np.eye(c)[pick]
+    hot = np.arange(c) == pick[:, None]
     g = (1 - smoothing) * row_weight[:, None] * (p - hot) + smoothing / c * (p * w.sum() - w)
     size = (1 - smoothing) * row_weight[:, None] * (p + hot) + smoothing / c * (p * w.sum() + w)
     g, size = (np.where(used[:, None], a * scale[:, None], 0) for a in (g, size))
@@ -109,6 +109,35 @@ def test_forward_and_backward(backend, dtype, rng, shape, reduction, smoothing, 
     dx = dlkern.cross_entropy_backward(backend.array(dloss), *arrays, **options, **given)
     expected, size = gradient_f64(dloss, logits, labels, *args)
     assert_close(backend.numpy(dx), expected, dtype, "cross_entropy", scale=size)
+
+
+# Of a warp, a block, a cluster of 2, 4 and 8 blocks (16-bit types), and too many for those; whole
+# 16 bytes and not.
+LONG_ROWS = [1024, 4099, 32000, 32774, 128256, 131071, 200003, 262144, 262145]
+
+
+@pytest.mark.parametrize("classes", LONG_ROWS)
+@pytest.mark.parametrize(
+    ("smoothing", "weighted"), [(0.0, False), (0.0, True), (0.3, False), (0.3, True)]
+)
+def test_long_rows(backend, dtype, rng, classes, smoothing, weighted):
+    logits, labels, weight = case(rng, (5, classes), dtype)
+    labels[1], labels[2] = classes - 1, 0
+    arrays = [backend.array(logits), backend.array(labels)]
+    options = {"reduction": "none", "label_smoothing": smoothing}
+    if weighted:
+        options["weight"] = backend.array(weight)
+    loss = backend.numpy(dlkern.cross_entropy(*arrays, **options))
+    args = weight if weighted else None, -100, smoothing, "none"
+    right = losses_f64(logits, labels, *args)
+    assert_close(loss, right, dtype, "cross_entropy", scale=right + 3)
+
+    dloss = rounded(rng.standard_normal(5), dtype)
+    dx = dlkern.cross_entropy_backward(backend.array(dloss), *arrays, **options)
+    expected, size = gradient_f64(dloss, logits, labels, *args)
+    assert_close(backend.numpy(dx), expected, dtype, "cross_entropy", scale=size)
+    dlkern.cross_entropy_backward(backend.array(dloss), *arrays, **options, out=arrays[0])
+    np.testing.assert_array_equal(backend.raw(arrays[0]), backend.raw(dx))
 
 
 @pytest.mark.sanitize
