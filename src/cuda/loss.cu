@@ -3,22 +3,22 @@
 //   forward   loss = -(1 - e) w_t logp_t - e / C * sum_c w_c logp_c,   logp = x - logsumexp(x)
 //   backward  dx_c = s * [(1 - e) w_t (p_c - (c == t)) + e / C * (p_c sum_k w_k - w_c)]
 //
-// Layout: C classes at some stride; all other dimensions together are the rows.
-// Neighbouring classes, up to 64 KB of them (512 KB on Hopper), stay in the registers of a team of
-// threads (prims/row_registers.cuh): maximum, sum of exponentials and gradient come from there. Other
-// rows are walked by one group of threads (prims/rows.cuh), maximum and sum in one pass (online
+// Layout: C classes at some stride; all other dimensions together are the rows. Neighbouring
+// classes, up to 64 KB of them (512 KB on Hopper), stay in the registers of a team of threads
+// (prims/row_registers.cuh): maximum, sum of exponentials and gradient come from there. Other rows
+// are walked by one group of threads (prims/rows.cuh), maximum and sum in one pass (online
 // softmax). The rows' losses, and the sum of their weights, are summed by a two-stage reduction
-// (prims/columns.cuh), in an order fixed by the number of rows. Sums in float32 (float64 for float64),
-// a row's in an order fixed by C and by which of the two ways it goes. A label out of range is never
-// used as an index: its row becomes NaN.
+// (prims/columns.cuh), in an order fixed by the number of rows. Sums in float32 (float64 for
+// float64), a row's in an order fixed by C and by which of the two ways it goes. A label out of
+// range is never used as an index: its row becomes NaN.
 //
 // Bound by memory. Bytes for R rows of elements of b bytes, ignored rows aside:
 //   registers  forward R C b (the floor), backward 2 R C b (the floor)
 //   walked     forward R C b (twice that with smoothing), backward 3 R C b
-// beside R labels and R losses; with smoothing and weights together a row in registers is read twice
-// as well, and C weights a row come from the caches.
-// 8192 x 128256 in bfloat16: 2.10 GB and 4.20 GB, at the 4.2 TB/s of a copy on an H200 0.50 ms and
-// 1.00 ms; 16384 x 32000: 1.05 GB and 2.10 GB, 0.25 ms and 0.50 ms.
+// beside R labels and R losses; with smoothing and weights together a row in registers is read
+// twice as well, and C weights a row come from the caches. 8192 x 128256 in bfloat16: 2.10 GB and
+// 4.20 GB, at the 4.2 TB/s of a copy on an H200 0.50 ms and 1.00 ms; 16384 x 32000: 1.05 GB and
+// 2.10 GB, 0.25 ms and 0.50 ms.
 #include "core/mixed.h"
 #include "cuda/prims/columns.cuh"
 #include "cuda/prims/row_registers.cuh"
@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 
 // ---- Forward, rows in registers ----------------------------------------------------------------
 
-// As cross_entropy_forward_kernel. A row that needs no logits is a row of none here: its threads take
-// part in the reductions.
+// As cross_entropy_forward_kernel. A row that needs no logits is a row of none here: its threads
+// take part in the reductions.
 template <class T, int kItems, bool kBlocks>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     cross_entropy_forward_registers_kernel(const Rows<T> rows, const StridedIndex<1> index,
@@ -274,7 +274,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   }
   const int64_t weight_at = used && rows.weight ? rows.weight.place(t) : 0;
   const int64_t dloss_at = args.dloss.place(there && args.per_row ? team.row : 0);
-  // The thread that has x_t writes its gradient again: a comparison for each element would cost more.
+  // The thread that has x_t writes its gradient again: a comparison for each element would cost
+  // more.
   const bool has_hit = used && t / kPiece<T> % team.size == team.rank;
   T hit_logit{};
   if (has_hit) hit_logit = x[t];
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     }
   } else {
     const Acc fill = t == rows.ignore_index ? Acc(0) : Acc(NAN);
-    row.assign([&](T v) { return used ? gradient(static_cast<Acc>(v), 1) : fill; });
+    row.assign([&](T v, int) { return used ? gradient(static_cast<Acc>(v), 1) : fill; });
     if (there) row.store(out, n, team, out_align);
     if (has_hit) out[t] = static_cast<T>(gradient(static_cast<Acc>(hit_logit), 1) - scale * hit);
   }

@@ -6,12 +6,12 @@
 //             log: dx_i = dy_i - exp(y_i) sum_j dy_j
 //
 // Layout: the axis has n elements at some stride; all other dimensions together are the rows.
-// Neighbouring elements, forward up to 64 KB of them (512 KB on Hopper), backward half as many, stay in
-// the registers of a team of threads: a row is read once and written once (prims/row_registers.cuh).
-// Other rows: one group of threads walks one row (prims/rows.cuh). Maximum and sum come from one pass
-// (online softmax): a row is read twice and written once.
-// Bound by memory. Sums in float32 (float64 for float64), in an order fixed by n and by
-// whether the axis is the last: a row's bits do not depend on the other rows.
+// Neighbouring elements, forward up to 64 KB of them (512 KB on Hopper), backward half as many,
+// stay in the registers of a team of threads: a row is read once and written once
+// (prims/row_registers.cuh). Other rows: one group of threads walks one row (prims/rows.cuh).
+// Maximum and sum come from one pass (online softmax): a row is read twice and written once. Bound
+// by memory. Sums in float32 (float64 for float64), in an order fixed by n and by whether the axis
+// is the last: a row's bits do not depend on the other rows.
 //
 // Reference: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
 #include "ops/softmax.h"
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   row.load(x + at[0], there ? args.n : 0, team, align_x, static_cast<T>(-INFINITY));
   const auto [max, sum] = softmax_sums(team, row);
   const Acc scale = kLog ? log(sum) : 1 / sum;
-  row.assign([&](T value) {
+  row.assign([&](T value, int) {
     const Acc v = static_cast<Acc>(value) - max;
     return kLog ? v - scale : softmax_exp<T>(v) * scale;
   });
@@ -118,9 +118,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   }
   sum = team.reduce(sum, Sum{}, Acc(0));
   of_dy.forget(), of_y.forget();
-  int i = 0;
-  of_dy.assign([&](T value) {
-    const Acc g = static_cast<Acc>(value), v = static_cast<Acc>(of_y.get(i++));
+  of_dy.assign([&](T value, int k) {
+    const Acc g = static_cast<Acc>(value), v = static_cast<Acc>(of_y.get(k));
     return kLog ? g - exp_of(v) * sum : v * (g - sum);
   });
   if (there) of_dy.store(dx + at[2], args.n, team, align_dx);

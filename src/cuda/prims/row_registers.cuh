@@ -1,8 +1,8 @@
 // Rows held in registers, so that each element is read once.
 //
 // A row of n neighbours is cut into pieces of 16 bytes; piece j belongs to thread j % size of the
-// team that shares the row, as its number j / size. Which elements a thread has, and so the order of
-// all additions, follows from n alone: not from addresses, nor from the number of rows.
+// team that shares the row, as its number j / size. Which elements a thread has, and so the order
+// of all additions, follows from n alone: not from addresses, nor from the number of rows.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ namespace dlkern::gpu {
 
 // ---- Teams -------------------------------------------------------------------------------------
 
-// Blocks may share a row, on the current device and by the code that is in the library: a newer device
-// than Hopper may run code that was compiled for Ampere and knows no clusters.
+// Blocks may share a row, on the current device and by the code that is in the library: a newer
+// device than Hopper may run code that was compiled for Ampere and knows no clusters.
 inline bool clusters_of_rows() {
 #if DLKERN_WITH_SM90
   return compute_capability() == 90;
@@ -29,19 +29,19 @@ inline bool clusters_of_rows() {
 #endif
 }
 
-// For __launch_bounds__ of the kernels: threads of a block, at most, and blocks of a multiprocessor, at
-// least. With one block alone nothing would be on its way from memory while it computes; float64 is
-// bound by its exponentials and takes the registers.
+// For __launch_bounds__ of the kernels: threads of a block, at most, and blocks of a
+// multiprocessor, at least. With one block alone nothing would be on its way from memory while it
+// computes; float64 is bound by its exponentials and takes the registers.
 inline constexpr int kRowThreads = 512;
 template <class T>
 inline constexpr int kRowBlocks = sizeof(T) == 8 ? 1 : 2;
 inline constexpr int kMaxRowBlocks = 8;  // of a cluster that shares a row (Hopper)
-// Of a team within a warp, at most. Every target's warps have so many; their width is not known on the
-// host.
+// Of a team within a warp, at most. Every target's warps have so many; their width is not known on
+// the host.
 inline constexpr int kRowLanes = 32;
 
-// How a row is shared: by so many neighbouring lanes of a warp (a power of 2), by a block, or by the
-// blocks of a cluster.
+// How a row is shared: by so many neighbouring lanes of a warp (a power of 2), by a block, or by
+// the blocks of a cluster.
 struct RowPlan {
   int size = 0;   // threads of a team; 0: the row is too long
   int items = 0;  // pieces of each thread, at most: 2, 4 or 8
@@ -171,8 +171,8 @@ struct Piece {
 };
 
 // The compiler cannot look through this: what was computed from the words before is computed anew
-// behind it, and not kept or brought forward. Elements of 16 bits on their own take as many registers
-// as float32.
+// behind it, and not kept or brought forward. Elements of 16 bits on their own take as many
+// registers as float32.
 __device__ __forceinline__ void keep_packed([[maybe_unused]] uint32_t (&w)[4]) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3]));
@@ -194,8 +194,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 #endif
 }
 
-// The first `count` elements of a piece, for load_piece the others as `fill`, in accesses of `align`
-// bytes (16, 8, 4, or the element's) where the piece is whole.
+// The first `count` elements of a piece, for load_piece the others as `fill`, in accesses of
+// `align` bytes (16, 8, 4, or the element's) where the piece is whole.
 template <class T>
 __device__ __forceinline__ Piece<T> load_piece(const T* p, int count, int align, T fill) {
   if (count >= kPiece<T> && align == 16) {
@@ -250,15 +250,16 @@ struct RowPieces {
   static __device__ __forceinline__ int place(const RowTeam<kBlocks>& team, int k) {
     return (team.rank + k / kPiece<T> * team.size) * kPiece<T> + k % kPiece<T>;
   }
-  // f(element), an Accumulator<T>, in place of each.
+  // f(element, its number k), an Accumulator<T>, in place of each.
   template <class F>
   __device__ __forceinline__ void assign(F&& f) {
 #pragma unroll
     for (int k = 0; k < kElements; k += sizeof(T) == 2 ? 2 : 1) {
       if constexpr (sizeof(T) == 2) {
-        piece[k / kPiece<T>].word[k % kPiece<T> / 2] = pack<T>(f(get(k)), f(get(k + 1)));
+        const float low = f(get(k), k), high = f(get(k + 1), k + 1);
+        piece[k / kPiece<T>].word[k % kPiece<T> / 2] = pack<T>(low, high);
       } else {
-        set(k, static_cast<T>(f(get(k))));
+        set(k, static_cast<T>(f(get(k), k)));
       }
     }
   }

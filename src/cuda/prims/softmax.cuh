@@ -13,8 +13,8 @@ __device__ __forceinline__ float exp_of(float x) { return expf(x); }
 __device__ __forceinline__ double exp_of(double x) { return exp(x); }
 
 // e^x, x <= 0, for a softmax of elements T, rows in registers: the time of a kernel that reads each
-// element once is in reach of an exact one's. 16-bit types: within 2^-22 of the value near 0 and 2^-17
-// at -88, below that 0; -inf and NaN as usual.
+// element once is in reach of an exact one's. 16-bit types: within 2^-22 of the value near 0 and
+// 2^-17 at -88, below that 0; -inf and NaN as usual.
 template <class T>
 __device__ __forceinline__ Accumulator<T> softmax_exp(Accumulator<T> x) {
 #if defined(__CUDA_ARCH__)
