@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from oracle import assert_close, float64, rounded
+from oracle import assert_close, float64, numpy_dtype, rounded
 from test_gemm import ACTIVATIONS
 from test_gemm_grouped_scaled import rows_f64, scales_a, scales_b
 
@@ -403,3 +403,27 @@ def test_rows_keep_their_bits_in_every_configuration_that_does_not_split(gpu, rn
     ]
     for y in results[1:]:
         np.testing.assert_array_equal(y, results[0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("m", [1, 70])
+def test_y_amid_other_columns(gpu, dtype, m, rng):
+    """Rows that end within the 16 bytes that bulk stores write at once: what follows is kept."""
+    k = 4096  # also for configurations that cut it into parts
+    for n in range(92, 98):
+        a, b = normal(rng, (m, k), "bfloat16"), normal(rng, (k, n), "bfloat16")
+        value, scale = product(a, b)
+        operands = gpu.array(a), gpu.array(b, "transposed")
+        whole = gpu.array(np.full((m, 104), 7, numpy_dtype(dtype)))
+        for choice, y in in_every_configuration(dlkern.matmul, *operands, out=whole[:, :n]):
+            assert_close(gpu.numpy(y), value, dtype, "matmul", scale=scale)
+            np.testing.assert_array_equal(gpu.numpy(whole)[:, n:], 7, err_msg=f"{n} {choice}")
+
+
+@pytest.mark.parametrize("n", [93, 94, 95, 96])
+def test_row_sums_beside_sums_of_parts(gpu, n, rng):
+    dy, x = normal(rng, (8192, 40), "bfloat16"), normal(rng, (8192, n), "bfloat16")
+    arrays = gpu.array(dy), gpu.array(x)
+    value, scale = float64(dy).sum(0), np.abs(float64(dy)).sum(0)
+    for _, (_, dbias) in in_every_configuration(dlkern.linear_backward_weight, *arrays, bias=True):
+        assert_close(gpu.numpy(dbias), value, "bfloat16", "linear", scale=scale)

@@ -133,27 +133,29 @@ Gemm products_of_parts(const Gemm& g, const Parts& parts, const Launch& launch) 
 
 template <class Acc>
 __global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t pitch,
-                                 int64_t parts, const int* skip) {
+                                 int64_t row_sums, int64_t parts, const int* skip) {
   if (skip && *skip) return;
   const int64_t at[Gemm::kTensors] = {};
   const GemmEpilogue<Acc> epilogue{g, 0, at};
   const int64_t size = g.m * columns, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
     const int64_t row = quotient(i, columns), col = i - row * columns;
+    const Acc* first = sums + row * pitch + (col < g.n ? col : row_sums);
     Acc sum = 0;
 #pragma unroll 8
-    for (int64_t part = 0; part < parts; ++part) sum += sums[(part * g.m + row) * pitch + col];
+    for (int64_t part = 0; part < parts; ++part) sum += first[part * g.m * pitch];
     epilogue(row, col, sum);
   }
 }
 
 // Adds the sums [parts, m, pitch] in the order of the parts; not where *skip (on the device) is not 0.
+// Row sums, if wanted, are in column `row_sums`.
 template <class Acc>
-void add_parts(const Gemm& g, const void* sums, int64_t pitch, int64_t parts, const Launch& launch,
-               const int* skip = nullptr) {
+void add_parts(const Gemm& g, const void* sums, int64_t pitch, int64_t row_sums, int64_t parts,
+               const Launch& launch, const int* skip = nullptr) {
   const int64_t columns = columns_of(g);
   launch_kernel(add_parts_kernel<Acc>, grid_for(g.m * columns, 256), 256, 0, launch.stream,
-                static_cast<const Acc*>(sums), g, columns, pitch, parts, skip);
+                static_cast<const Acc*>(sums), g, columns, pitch, row_sums, parts, skip);
 }
 
 }  // namespace dlkern::gpu

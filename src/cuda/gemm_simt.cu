@@ -30,7 +30,7 @@ void run_simt_split(const Gemm& g, const Launch& launch) {
     args.columns = args.g.n = columns_of(g);  // the column of row sums is like the others here
     args.left = g.k.numel;
     launch_simt<T>(args, launch);
-    add_parts<Accumulator<T>>(g, launch.workspace, columns_of(g), parts.count, launch);
+    add_parts<Accumulator<T>>(g, launch.workspace, columns_of(g), g.n, parts.count, launch);
   });
 }
 

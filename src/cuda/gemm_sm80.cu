@@ -57,7 +57,7 @@ void launch_parts(const Gemm& g, const Launch& launch) {
     products.row_sum.data = products.y.as<Sum>() + g.n;
   }
   launch_mma<T>(products, launch, g.k.numel, g.m * columns_of(g));
-  add_parts<Sum>(g, launch.workspace, columns_of(g), parts.count, launch);
+  add_parts<Sum>(g, launch.workspace, columns_of(g), g.n, parts.count, launch);
 }
 
 constexpr Impl<Gemm> kImpls[] = {

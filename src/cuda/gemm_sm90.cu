@@ -148,7 +148,8 @@ int64_t tiles_of(const Gemm& g, const Sm90Plan& plan) {
 
 bool is_wide(const Gemm& g) { return dtype_size(g.y.dtype) == 4; }
 
-// y leaves in slabs where its strides allow that.
+// y leaves in slabs where its rows and strides allow that: bulk stores write 16 bytes at a time, past
+// the end of a row that is no multiple of them.
 bool is_for_slabs(const Gemm& g, const Sm90Plan& plan) {
   const int bytes = static_cast<int>(dtype_size(g.y.dtype));
   if (bytes != 2 && bytes != 4) return false;
@@ -156,7 +157,7 @@ bool is_for_slabs(const Gemm& g, const Sm90Plan& plan) {
   // y where it is the same for all items (groups) has no batch stride to check.
   const int64_t unit = 16 / bytes;
   bool fits =
-      (g.y.col == 1 || g.n == 1) && reinterpret_cast<uintptr_t>(g.y.data) % 16 == 0 &&
+      g.n % unit == 0 && g.y.col == 1 && reinterpret_cast<uintptr_t>(g.y.data) % 16 == 0 &&
       (g.m == 1 || (g.y.row > 0 && g.y.row % unit == 0 && g.y.row * bytes < (int64_t{1} << 40)));
   for (int d = 0; d < g.batch.ndim; ++d) {
     const int64_t s = g.batch.stride[3][d];
@@ -164,6 +165,9 @@ bool is_for_slabs(const Gemm& g, const Sm90Plan& plan) {
   }
   return fits;
 }
+
+// Of the sums of parts, beside those of y: behind what bulk stores write.
+int64_t row_sums_column(const Gemm& g) { return ceil_div(g.n, 4) * 4; }
 
 // c is one row of a tile for all: added in registers.
 bool has_bias(const Gemm& g, const Sm90Plan& plan) {
@@ -451,7 +455,7 @@ Sm90Plan make_plan(const Gemm& g, bool packing) {
   if (plan.first.packed) plan.first_at = reserve(pack_of(g, plan.first, plan.planes).bytes());
   if (plan.second.packed) plan.second_at = reserve(pack_of(g, plan.second, plan.planes).bytes());
   if (plan.parts() > 1) {
-    plan.pitch = ceil_div(columns_of(g), 4) * 4;
+    plan.pitch = row_sums_column(g) + (g.row_sum.data ? 4 : 0);
     plan.sums_at = reserve(plan.parts() * g.m * plan.pitch * sizeof(float));
   }
   if (plan.planes) plan.flag_at = reserve(sizeof(int));
@@ -618,8 +622,8 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
                              {line, line * g.m, 16},
                              {32, 16}});
     if (g.row_sum.data) {
-      args.row_sum = {reinterpret_cast<float*>(workspace + plan.sums_at) + g.n, DType::kFloat32,
-                      plan.pitch, g.m * plan.pitch};
+      args.row_sum = {reinterpret_cast<float*>(workspace + plan.sums_at) + row_sums_column(g),
+                      DType::kFloat32, plan.pitch, g.m * plan.pitch};
       args.add_row_sum = false;
     }
   } else if (!(args.features & kStrided)) {
@@ -641,7 +645,8 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
   launch_raw(kernel.function, clusters * cluster, kernel.threads, kernel.shared_bytes,
              static_cast<Stream>(launch.stream), arguments, cluster);
   if (args.parts > 1) {
-    add_parts<float>(g, workspace + plan.sums_at, plan.pitch, args.parts, launch, flag);
+    add_parts<float>(g, workspace + plan.sums_at, plan.pitch, row_sums_column(g), args.parts,
+                     launch, flag);
   }
   if (flag) run_simt_if(g, flag, launch);
 }

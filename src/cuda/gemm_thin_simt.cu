@@ -157,7 +157,7 @@ void run_plan(const ThinPlan& plan, const Gemm& g, const Launch& launch) {
   args.tiles = args.tiles_rows * args.tiles_cols * static_cast<uint32_t>(args.g.batch.numel);
   if (args.tiles == 0) return;
   launch_thin<T>(args, plan.tile_cols, plan.along_k, launch);
-  if (parts > 1) add_parts<Sum>(g, launch.workspace, g.n, parts, launch);
+  if (parts > 1) add_parts<Sum>(g, launch.workspace, g.n, g.n, parts, launch);
 }
 
 constexpr Impl<Gemm> kImpls[] = {

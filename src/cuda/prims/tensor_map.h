@@ -18,7 +18,8 @@ struct TensorMapShape {
 // Boxes lie in shared memory with rows of 128 bytes, swizzled over 8 rows. Zeros are read outside
 // the tensor. `data` is aligned to 16 bytes. Along dimension 0 boxes begin at multiples of 16 bytes
 // where they are loaded, and of 128 where they are stored: elsewhere an H200 stopped with an illegal
-// instruction.
+// instruction. Stores write 16 bytes at a time: where a row is no multiple of them, a little behind its
+// end as well.
 CUtensorMap make_tensor_map(void* data, const TensorMapShape& shape);
 
 // The input x[N, D, H, W, C] of a convolution, C contiguous, seen as the rows of its matrix product:
