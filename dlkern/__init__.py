@@ -59,7 +59,15 @@ from dlkern.gemm import (
 )
 from dlkern.gemm_grouped import grouped_matmul, grouped_matmul_backward
 from dlkern.gemm_scaled import scaled_matmul
-from dlkern.layout import nchw_to_nhwc, nhwc_to_nchw, permute
+from dlkern.layout import (
+    cast,
+    concat,
+    contiguous,
+    nchw_to_nhwc,
+    nhwc_to_nchw,
+    permute,
+    split,
+)
 from dlkern.loss import cross_entropy, cross_entropy_backward
 from dlkern.norm import (
     batch_norm,
@@ -112,6 +120,9 @@ __all__ = [
     "batch_norm_inference_backward",
     "batch_norm_training",
     "build_info",
+    "cast",
+    "concat",
+    "contiguous",
     "conv",
     "conv_backward_input",
     "conv_backward_weight",
@@ -172,6 +183,7 @@ __all__ = [
     "softmax_backward",
     "softplus",
     "softplus_backward",
+    "split",
     "sum",
     "sum_backward",
     "tanh",

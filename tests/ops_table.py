@@ -105,6 +105,8 @@ class Op:
         Arrays that are updated in place.
     any_rank : tuple of str
         Arrays that may have a further leading axis, whatever the others look like.
+    any_dtype : tuple of str
+        Arrays that may be of any dtype, whatever the others are.
     free_axes : mapping
         Array -> its axes whose extent nothing else decides.
     """
@@ -116,6 +118,7 @@ class Op:
     needed_without_out: Mapping[str, Any] = field(default_factory=dict)
     inout: tuple[str, ...] = ()
     any_rank: tuple[str, ...] = ()
+    any_dtype: tuple[str, ...] = ()
     free_axes: Mapping[str, Any] = field(default_factory=dict)
     variant: str = ""
 
@@ -417,6 +420,33 @@ OPS = [
     Op("permute", {"x": normal(40, 70)}, {"out": (70, 40)}, {"axes": (-1, 0)}, variant="tiles"),
     Op("nchw_to_nhwc", {"x": normal(2, 3, 4, 5)}, {"out": (2, 4, 5, 3)}),
     Op("nhwc_to_nchw", {"x": normal(2, 4, 5, 9)}, {"out": (2, 9, 4, 5)}),
+    Op(
+        "permute",
+        {"x": normal(2, 700, 3)},
+        {"out": (2, 3, 700)},
+        {"axes": (0, 2, 1)},
+        variant="planes",
+    ),
+    Op("contiguous", {"x": normal(3, 4, 5)}, {"out": (3, 4, 5)}),
+    Op(
+        "concat",
+        {"arrays[0]": normal(3, 4, 5), "arrays[1]": normal(3, 1, 5), "arrays[2]": normal(3, 3, 5)},
+        {"out": (3, 8, 5)},
+        {"axis": 1},
+    ),
+    Op(
+        "split",
+        {"x": normal(3, 8, 5)},
+        {"out[0]": (3, 4, 5), "out[1]": (3, 1, 5), "out[2]": (3, 3, 5)},
+        {"sections": (4, 1, 3), "axis": -2},
+    ),
+    Op(
+        "cast",
+        {"x": normal(5, 37)},
+        {"out": ((5, 37), "bfloat16")},
+        {"dtype": "bfloat16"},
+        any_dtype=("x",),
+    ),
     Op(
         "max_pool",
         {"x": normal(2, 3, 8, 6)},

@@ -44,7 +44,7 @@ each_argument = pytest.mark.parametrize(
 
 @each_argument
 def test_wrong_dtype(backend, op, name):
-    for dtype in ("complex64", "bool"):
+    for dtype in ("complex64", "bool")[: 1 if name in op.any_dtype else 2]:
         with pytest.raises(TypeError, match=names_an_argument(op)):
             op.call(*changed(op, backend, name, lambda a, d=dtype: a.astype(d)))
 

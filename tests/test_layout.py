@@ -48,6 +48,49 @@ def test_all_permutations(backend, rng, shape):
         same_bytes(backend.raw(dlkern.permute(on_device, axes)), x.transpose(axes))
 
 
+# [batch, columns, rows] to be transposed, by what GPU kernels do with them.
+TRANSPOSED = {
+    "whole tiles": (2, 256, 256),
+    "parts of tiles": (2, 80, 144),
+    "x in single items": (2, 144, 275),
+    "y in single items": (2, 331, 160),
+    "both in single items": (2, 267, 301),
+    "3 planes to pixels": (2, 3, 1104),
+    "pixels to 3 planes": (2, 1104, 3),
+    "3 planes of odd length": (2, 3, 1009),
+    "odd pixels to 3 planes": (2, 1009, 3),
+    "small maps to channels last": (3, 272, 49),
+    "channels last to small maps": (3, 49, 272),
+    "many planes": (2, 251, 48),
+}
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_ways_of_transposing(backend, rng, name):
+    for dtype in ("int8", "float16", "int32", "int64"):
+        x = values(rng, TRANSPOSED[name], dtype)
+        y = dlkern.permute(backend.array(x), (0, 2, 1))
+        same_bytes(backend.raw(y), x.transpose(0, 2, 1))
+        if name in ("whole tiles", "3 planes to pixels", "pixels to 3 planes"):  # 2 bytes off 16
+            y = backend.empty(y.shape, dtype, "unaligned")
+            dlkern.permute(backend.array(x, "unaligned"), (0, 2, 1), out=y)
+            same_bytes(backend.raw(y), x.transpose(0, 2, 1))
+
+
+@pytest.mark.gpu
+def test_the_ways_are_what_they_are_called(gpu):
+    def way(shape, axes=(0, 2, 1), dtype=np.float16):
+        x = gpu.array(np.zeros(shape, dtype))
+        return dlkern.explain(dlkern.permute, x, axes)[0].implementation
+
+    for name, shape in TRANSPOSED.items():
+        planes = "planes" in name or "maps" in name
+        assert way(shape) == ("planes" if planes else "tiles"), name
+    assert way((4, 3, 8, 64), (0, 2, 1, 3)) == "in_order"
+    assert way((4, 5, 3)) == "in_order"
+
+
 @pytest.mark.sanitize
 @pytest.mark.parametrize("out_layout", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)

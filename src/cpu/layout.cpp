@@ -1,10 +1,12 @@
-// Transposed copies on the CPU. Where both sides run along the same axis, whole runs are copied;
-// else tiles, small enough for the lines of both sides to stay in the first cache, so that each line
-// is fetched once.
+// Copies and casts on the CPU. Where both sides run along the same axis, whole runs are copied; else
+// tiles, small enough for the lines of both sides to stay in the first cache, so that each line is
+// fetched once. Casts pass through a buffer of the type that holds all values of x (core/cast.h).
 #include "ops/layout.h"
 
 #include <cstring>
 
+#include "core/cast.h"
+#include "cpu/prims/any_dtype.h"
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/spans.h"
 
@@ -116,8 +118,8 @@ void copy_runs(const T* x, T* y, const StridedIndex<2>& index) {
 }
 
 template <class T>
-void permute(const Permute& p) {
-  const auto index = in_memory_order(make_index<2>({&p.y, &p.x}));
+void copy(const Piece& p) {
+  const auto index = copy_order(p);
   const int fast = fastest_axis(index);
   if (fast == index.ndim - 1) {
     copy_runs(p.x.as<T>(), p.y.as<T>(), index);
@@ -126,18 +128,68 @@ void permute(const Permute& p) {
   }
 }
 
-constexpr Impl<Permute> kPermute[] = {
+template <class T>
+void load_wide(const T* src, int64_t stride, int64_t n, Wide<T>* dst) {
+  if constexpr (std::is_same_v<T, Float8E4M3> || std::is_same_v<T, Float8E5M2>) {
+    load_float8_span(src, stride, n, dst);
+  } else if constexpr (std::is_same_v<Wide<T>, float>) {
+    load_span(src, stride, n, dst);
+  } else {
+    for (int64_t i = 0; i < n; ++i) dst[i] = to_wide(src[i * stride]);
+  }
+}
+
+template <class T, class From>
+void store_wide(const From* src, T* dst, int64_t stride, int64_t n) {
+  if constexpr (std::is_same_v<From, float> && sizeof(T) == 2) {
+    store_span(src, dst, stride, n);
+  } else if (stride == 1) {
+    for (int64_t i = 0; i < n; ++i) dst[i] = cast_wide<T>(src[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) dst[i * stride] = cast_wide<T>(src[i]);
+  }
+}
+
+template <class From>
+void store_as(DType dtype, const From* src, void* dst, int64_t at, int64_t stride, int64_t n) {
+  dispatch_any(dtype, [&]<class T>() { store_wide(src, static_cast<T*>(dst) + at, stride, n); });
+}
+
+template <class T>
+void cast(const Cast& p) {
+  for_each_span(copy_order({p.x, p.y}), [&](const Span<2>& s) {
+    const T* from = p.x.as<T>() + s.at[1];
+    if constexpr (std::is_same_v<T, Wide<T>>) {
+      if (s.stride[1] == 1) return store_as(p.y.dtype, from, p.y.data, s.at[0], s.stride[0], s.n);
+    }
+    Wide<T> wide[kSpan];
+    load_wide(from, s.stride[1], s.n, wide);
+    store_as(p.y.dtype, wide, p.y.data, s.at[0], s.stride[0], s.n);
+  });
+}
+
+constexpr Impl<Copy> kCopy[] = {
     {"cpu_tiles", supports_all, nullptr,
-     [](const Permute& p, const Launch&) {
-       dispatch_item_size(p.y.dtype, [&]<class T>() { permute<T>(p); });
+     [](const Copy& p, const Launch&) {
+       dispatch_item_size(p.pieces[0].y.dtype, [&]<class T>() {
+         for (const Piece& piece : p.pieces) copy<T>(piece);
+       });
      }},
+};
+constexpr Impl<Cast> kCast[] = {
+    {"cpu_spans", supports_all, nullptr,
+     [](const Cast& p, const Launch&) { dispatch_any(p.x.dtype, [&]<class T>() { cast<T>(p); }); }},
 };
 
 }  // namespace
 
 template <>
-ImplList<Permute> cpu_impls<Permute>() {
-  return kPermute;
+ImplList<Copy> cpu_impls<Copy>() {
+  return kCopy;
+}
+template <>
+ImplList<Cast> cpu_impls<Cast>() {
+  return kCast;
 }
 
 }  // namespace dlkern

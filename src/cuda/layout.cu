@@ -1,12 +1,15 @@
-// Transposed copies: y = x, element by element, for views x and y of one shape and any strides.
+// Copies, and how each kind of them is done: y = x, element by element, for views of one shape.
 //
-// Axes are ordered by y's strides and merged. Where x runs along y's fastest axis too, or one of the
-// two fastest axes is very short, threads copy in y's order, 16 bytes at a time where strides and
-// addresses allow it. Else tiles pass through shared memory: read along x's fastest axis, written
-// along y's, so that both sides are coalesced; a column more than the tile is wide keeps the reads of
-// a column in different banks. Bound by memory. Items are moved by size, whatever they mean.
-#include "ops/layout.h"
+// Axes are ordered by y's strides and merged. Where x runs along y's fastest axis too, or nothing else
+// does well, threads copy in y's order, in units of up to 16 bytes, as strides and addresses allow;
+// some loads of a thread are under way at once. One launch takes some dozens of such pieces (concat,
+// split): a block finds its piece by a table of where each one's blocks begin. Transposed copies are
+// in layout_tiles.cu. Bound by memory.
+#include "cuda/layout.h"
 
+#include <algorithm>
+
+#include "core/fast_index.h"
 #include "cuda/prims/gpu.h"
 #include "cuda/prims/vec.cuh"
 
@@ -16,122 +19,189 @@ namespace {
 using namespace gpu;
 
 constexpr int kThreads = 256;
-constexpr int kTileX = 32;  // threads of a block along the contiguous side of a tile
-constexpr int kTileY = kThreads / kTileX;
 
-template <class T>
-__global__ void copy_kernel(const T* x, T* y, StridedIndex<2> index) {
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < index.numel; i += step) {
-    int64_t at[2];
-    index.offsets(i, at);
-    y[at[0]] = x[at[1]];
+// One piece in units.
+template <int kDims>
+struct UnitsOf {
+  const void* x;
+  void* y;
+  FastIndex<2, kDims> index;  // y, x
+};
+
+// Pieces of one launch, and the first block of each; within the 4 KB that every GPU's kernels take.
+template <int kDims>
+struct Pieces {
+  static constexpr int kCount = 3800 / (sizeof(UnitsOf<kDims>) + sizeof(int64_t));
+  UnitsOf<kDims> piece[kCount];
+  int64_t first[kCount + 1];
+  int count = 0;
+
+  __device__ int of_block(int64_t block) const {
+    int low = 0, high = count;  // first[low] <= block < first[high]
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (first[middle] <= block ? low : high) = middle;
+    }
+    return low;
+  }
+};
+
+template <class Unit, int kDims>
+constexpr int kUnroll = kDims == 1 && sizeof(Unit) < 16 ? 8 : 4;  // units of a thread
+template <class Unit, int kDims>
+constexpr int kUnitsOfBlock = kThreads * kUnroll<Unit, kDims>;
+
+template <class Unit, int kDims>
+__global__ void __launch_bounds__(kThreads, kDims < kMaxDims ? 4 : 2)
+    copy_kernel(DLK_GRID_CONSTANT const Pieces<kDims> pieces) {
+  constexpr int n = kUnroll<Unit, kDims>;
+  const int64_t blocks = pieces.first[pieces.count];
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const int k = pieces.of_block(block);
+    const UnitsOf<kDims>& p = pieces.piece[k];
+    const int64_t begin = (block - pieces.first[k]) * kUnitsOfBlock<Unit, kDims> + threadIdx.x;
+    Unit v[n];
+    int64_t at[n][2];
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      p.index.offsets(begin + i * kThreads, at[i]);
+      if (begin + i * kThreads < p.index.numel) v[i] = static_cast<const Unit*>(p.x)[at[i][1]];
+    }
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      if (begin + i * kThreads < p.index.numel) static_cast<Unit*>(p.y)[at[i][0]] = v[i];
+    }
   }
 }
 
-template <class T>
-constexpr int kTile = sizeof(T) < 4 ? 64 : 32;
-
-template <class T>
-__global__ void __launch_bounds__(kThreads, 2) transpose_kernel(const T* x, T* y, Transposition t) {
-  constexpr int n = kTile<T>;
-  __shared__ T tile[n][n + 1];  // [column][row]
-  const int64_t down = ceil_div(t.rows, n), across = ceil_div(t.columns, n);
-  const int64_t tiles = t.outer.numel * down * across;
-  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-    const int64_t rest = quotient(i, down), row = (i - rest * down) * n;
-    const int64_t batch = quotient(rest, across), column = (rest - batch * across) * n;
-    int64_t at[2];
-    t.outer.offsets(batch, at);
-    const T* from = x + at[1] + row * t.x_row + column * t.x_column;
-    T* to = y + at[0] + row * t.y_row + column * t.y_column;
-    const int rows = static_cast<int>(t.rows - row < n ? t.rows - row : n);
-    const int columns = static_cast<int>(t.columns - column < n ? t.columns - column : n);
-    for (int c = threadIdx.y; c < columns; c += kTileY) {
-      for (int r = threadIdx.x; r < rows; r += kTileX) {
-        tile[c][r] = from[r * t.x_row + c * t.x_column];
-      }
-    }
-    __syncthreads();
-    for (int r = threadIdx.y; r < rows; r += kTileY) {
-      for (int c = threadIdx.x; c < columns; c += kTileX) {
-        to[r * t.y_row + c * t.y_column] = tile[c][r];
-      }
-    }
-    __syncthreads();  // the tile is free for the next one
-  }
-}
-
-// Bytes of the largest item, up to 16, that both sides of the copy can be cut into; the index is
-// changed to count in it.
-int widen(StridedIndex<2>& index, int bytes, const void* x, const void* y) {
+// Bytes of the largest unit, up to 16, that both sides of the copy can be cut into.
+int unit_bytes(const CopyPlan& plan) {
+  const StridedIndex<2>& index = plan.index;
   const int last = index.ndim - 1;
+  int bytes = plan.item_bytes;
   if (last < 0 || index.stride[0][last] != 1 || index.stride[1][last] != 1) return bytes;
   for (; bytes < 16; bytes *= 2) {
-    bool can = index.shape[last] % 2 == 0 && is_aligned(x, 2 * bytes) && is_aligned(y, 2 * bytes);
+    const int64_t items = 2 * bytes / plan.item_bytes;
+    bool can = index.shape[last] % items == 0 && is_aligned(plan.x, 2 * bytes) &&
+               is_aligned(plan.y, 2 * bytes);
     for (int d = 0; d < last; ++d) {
-      can = can && index.stride[0][d] % 2 == 0 && index.stride[1][d] % 2 == 0;
+      can = can && index.stride[0][d] % items == 0 && index.stride[1][d] % items == 0;
     }
     if (!can) break;
-    index.numel /= 2;
-    index.shape[last] /= 2;
-    for (int d = 0; d < last; ++d) {
-      index.stride[0][d] /= 2;
-      index.stride[1][d] /= 2;
-    }
   }
   return bytes;
 }
 
-template <class T>
-void copy(const Permute& p, const StridedIndex<2>& index, const Launch& launch) {
-  launch_kernel(copy_kernel<T>, grid_for(index.numel, kThreads, 16), kThreads, 0, launch.stream,
-                p.x.as<T>(), p.y.as<T>(), index);
+// The plan with units of `bytes` in place of items.
+CopyPlan in_units(CopyPlan plan, int bytes) {
+  const int64_t items = bytes / plan.item_bytes;
+  const int last = plan.index.ndim - 1;
+  if (items == 1) return plan;
+  plan.item_bytes = bytes;
+  plan.index.numel /= items;
+  plan.index.shape[last] /= items;
+  for (int d = 0; d < last; ++d) {
+    plan.index.stride[0][d] /= items;
+    plan.index.stride[1][d] /= items;
+  }
+  return plan;
 }
 
-void run_copy(const Permute& p, StridedIndex<2> index, const Launch& launch) {
-  switch (widen(index, static_cast<int>(dtype_size(p.y.dtype)), p.x.data, p.y.data)) {
+template <class Unit, int kDims>
+void launch_pieces(std::span<const CopyPlan> plans, const Launch& launch) {
+  while (!plans.empty()) {
+    Pieces<kDims> pieces;
+    int64_t blocks = 0;
+    const size_t count = std::min<size_t>(plans.size(), Pieces<kDims>::kCount);
+    for (const CopyPlan& plan : plans.first(count)) {
+      pieces.first[pieces.count] = blocks;
+      pieces.piece[pieces.count++] = {plan.x, plan.y, FastIndex<2, kDims>(plan.index)};
+      blocks += ceil_div(plan.index.numel, kUnitsOfBlock<Unit, kDims>);
+    }
+    pieces.first[pieces.count] = blocks;
+    launch_kernel(copy_kernel<Unit, kDims>, grid_for(blocks, 1, 1 << 20), kThreads, 0,
+                  launch.stream, pieces);
+    plans = plans.subspan(count);
+  }
+}
+
+template <class Unit>
+void launch_units(std::span<const CopyPlan> plans, const Launch& launch) {
+  int dims = 0;
+  for (const CopyPlan& plan : plans) dims = std::max(dims, fast_dims(plan.index));
+  dispatch_dims(dims, [&]<int kDims>() { launch_pieces<Unit, kDims>(plans, launch); });
+}
+
+// All pieces in the smallest of their units.
+void copy_in_order(std::vector<CopyPlan> plans, const Launch& launch) {
+  int bytes = 16;
+  for (const CopyPlan& plan : plans) bytes = std::min(bytes, unit_bytes(plan));
+  for (CopyPlan& plan : plans) plan = in_units(plan, bytes);
+  switch (bytes) {
     case 1:
-      return copy<uint8_t>(p, index, launch);
+      return launch_units<uint8_t>(plans, launch);
     case 2:
-      return copy<uint16_t>(p, index, launch);
+      return launch_units<uint16_t>(plans, launch);
     case 4:
-      return copy<uint32_t>(p, index, launch);
+      return launch_units<uint32_t>(plans, launch);
     case 8:
-      return copy<uint64_t>(p, index, launch);
+      return launch_units<uint64_t>(plans, launch);
     default:
-      return copy<Vec<uint64_t, 2>>(p, index, launch);
+      return launch_units<uint4>(plans, launch);
   }
 }
 
-void run_transpose(const Permute& p, const StridedIndex<2>& index, int fast, const Launch& launch) {
-  const Transposition t(index, fast);
-  dispatch_item_size(p.y.dtype, [&]<class T>() {
-    const int64_t n = kTile<T>;
-    const int64_t tiles = t.outer.numel * ceil_div(t.rows, n) * ceil_div(t.columns, n);
-    launch_kernel(transpose_kernel<T>, grid_for(tiles, 1, 16), dim3(kTileX, kTileY), 0,
-                  launch.stream, p.x.as<T>(), p.y.as<T>(), t);
-  });
+// ---- Implementations --------------------------------------------------------------------------
+
+constexpr const char* kSeveral = "several pieces";
+
+const char* planes_suit(const Copy& p) {
+  return p.pieces.size() > 1 ? kSeveral : declines_planes(CopyPlan(p.pieces[0]));
+}
+const char* tiles_suit(const Copy& p) {
+  return p.pieces.size() > 1 ? kSeveral : declines_tiles(CopyPlan(p.pieces[0]));
 }
 
-void run(const Permute& p, const Launch& launch) {
-  constexpr int64_t kShort = 8;
-  const auto index = in_memory_order(make_index<2>({&p.y, &p.x}));
-  const int last = index.ndim - 1, fast = fastest_axis(index);
-  if (fast == last || index.shape[fast] < kShort || index.shape[last] < kShort) {
-    run_copy(p, index, launch);
-  } else {
-    run_transpose(p, index, fast, launch);
+// Pieces of which some are to be transposed: those in launches of their own.
+void run_mixed(const Copy& p, const Launch& launch) {
+  std::vector<CopyPlan> in_order;
+  for (const Piece& piece : p.pieces) {
+    const CopyPlan plan(piece);
+    if (!declines_planes(plan)) {
+      copy_planes(plan, launch);
+    } else if (!declines_tiles(plan)) {
+      copy_tiles(plan, launch);
+    } else {
+      in_order.push_back(plan);
+    }
   }
+  if (!in_order.empty()) copy_in_order(std::move(in_order), launch);
+}
+const char* mixed_suit(const Copy& p) {
+  if (p.pieces.size() == 1) return "one piece";
+  for (const Piece& piece : p.pieces) {
+    if (!declines_tiles(CopyPlan(piece))) return nullptr;
+  }
+  return "nothing to transpose";
 }
 
-constexpr Impl<Permute> kPermute[] = {{"tiles", supports_all, nullptr, run}};
+constexpr Impl<Copy> kCopy[] = {
+    {"planes", planes_suit, nullptr,
+     [](const Copy& p, const Launch& launch) { copy_planes(CopyPlan(p.pieces[0]), launch); }},
+    {"tiles", tiles_suit, nullptr,
+     [](const Copy& p, const Launch& launch) { copy_tiles(CopyPlan(p.pieces[0]), launch); }},
+    {"mixed", mixed_suit, nullptr, run_mixed},
+    {"in_order", supports_all, nullptr,
+     [](const Copy& p, const Launch& launch) {
+       copy_in_order({p.pieces.begin(), p.pieces.end()}, launch);
+     }},
+};
 
 }  // namespace
 
 template <>
-ImplList<Permute> gpu_impls<Permute>() {
-  return kPermute;
+ImplList<Copy> gpu_impls<Copy>() {
+  return kCopy;
 }
 
 }  // namespace dlkern

@@ -1,15 +1,32 @@
 #pragma once
 
+#include <vector>
+
 #include "core/call.h"
 #include "core/index.h"
 #include "core/tensor.h"
 
 namespace dlkern {
 
-// x is the permuted view of the input, with y's shape: element by element, y = x.
-struct Permute {
+// Views of one shape and item size: element by element, y = x.
+struct Piece {
   Tensor x, y;
 };
+
+// Pieces that do not overlap, at least one.
+struct Copy {
+  std::vector<Piece> pieces;
+};
+
+// The same with a conversion. Both dtypes differ.
+struct Cast {
+  Tensor x, y;
+};
+
+// A piece's axes in the order of y's memory: y, x.
+inline StridedIndex<2> copy_order(const Piece& piece) {
+  return in_memory_order(make_index<2>({&piece.y, &piece.x}));
+}
 
 // A copy between different fastest axes: x's (rows), y's (columns), and all others.
 struct Transposition {
@@ -58,8 +75,12 @@ void dispatch_item_size(DType dtype, F&& f) {
 }
 
 template <>
-ImplList<Permute> cpu_impls<Permute>();
+ImplList<Copy> cpu_impls<Copy>();
 template <>
-ImplList<Permute> gpu_impls<Permute>();
+ImplList<Copy> gpu_impls<Copy>();
+template <>
+ImplList<Cast> cpu_impls<Cast>();
+template <>
+ImplList<Cast> gpu_impls<Cast>();
 
 }  // namespace dlkern

@@ -49,6 +49,13 @@ inline constexpr int kWarpSize = 32;
 // Throws DEVICE_ERROR (or OUT_OF_MEMORY) for a code other than success.
 void check(ErrorCode code, const char* what);
 
+// A kernel's parameter that may be referred to without a copy of it.
+#if defined(__HIPCC__)
+#define DLK_GRID_CONSTANT
+#else
+#define DLK_GRID_CONSTANT __grid_constant__
+#endif
+
 // Value of `v` in the lane whose number differs by `mask`.
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T v, int mask) {
