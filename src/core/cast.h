@@ -53,9 +53,9 @@ decltype(auto) dispatch_any(DType dtype, F&& f) {
 
 // The arithmetic type that T's values are converted through: one that holds all of them.
 template <class T>
-using Wide = std::conditional_t<
-    std::is_same_v<T, Boolean> || (std::is_integral_v<T> && sizeof(T) < 4), int32_t,
-    std::conditional_t<std::is_arithmetic_v<T>, T, float>>;
+using Wide =
+    std::conditional_t<std::is_same_v<T, Boolean> || (std::is_integral_v<T> && sizeof(T) < 4),
+                       int32_t, std::conditional_t<std::is_arithmetic_v<T>, T, float>>;
 
 template <class T>
 DLK_HD Wide<T> to_wide(T v) {

@@ -159,10 +159,12 @@ void run(const Cast& p, const Launch& launch) {
   dispatch_through(p.x.dtype, [&]<class W>() {
     if (fits_packs(p, index)) {
       const int64_t packs = index.numel / kWidth;
-      launch_kernel(cast_packs_kernel<W>, static_cast<unsigned>(ceil_div(packs, kThreads * kPacks<W>)), kThreads, 0,
+      launch_kernel(cast_packs_kernel<W>,
+                    static_cast<unsigned>(ceil_div(packs, kThreads * kPacks<W>)), kThreads, 0,
                     launch.stream, sides, packs);
     } else {
-      launch_kernel(cast_kernel<W>, static_cast<unsigned>(ceil_div(index.numel, kThreads * kSingles)), kThreads, 0,
+      launch_kernel(cast_kernel<W>,
+                    static_cast<unsigned>(ceil_div(index.numel, kThreads * kSingles)), kThreads, 0,
                     launch.stream, sides, FastIndex<2, kMaxDims>(index));
     }
   });

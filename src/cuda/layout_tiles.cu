@@ -264,9 +264,7 @@ struct PlanesOfBlock {
     move<Access>(
         accesses, [&](int at) { return at < accesses; },
         [&](int at) { return reinterpret_cast<const Access*>(from)[at]; },
-        [&](int at, const Access& v) {
-          each_item(at, [&](int i, T& item) { item = v.v[i]; });
-        });
+        [&](int at, const Access& v) { each_item(at, [&](int i, T& item) { item = v.v[i]; }); });
   }
   __device__ void write_interleaved(T* to) const {
     const int accesses = length * count() / n;
@@ -316,7 +314,8 @@ __global__ void __launch_bounds__(kThreads, 3) planes_kernel(const T* x, T* y, P
     int64_t at[2];
     p.outer.offsets(batch, at);
     const int64_t left = p.length - h;
-    const PlanesOfBlock<T, Access> block{p, memory, static_cast<int>(left < p.run() ? left : p.run())};
+    const PlanesOfBlock<T, Access> block{p, memory,
+                                         static_cast<int>(left < p.run() ? left : p.run())};
     const int64_t interleaved = h * p.count.divisor(), planar = h * p.step;
     if constexpr (kGathers) {
       block.read_planes(x + at[1] + planar);
@@ -365,8 +364,9 @@ void launch_planes(const CopyPlan& plan, const Launch& launch) {
   const auto kernel =
       wide ? (p.gathers ? planes_kernel<T, true, true> : planes_kernel<T, true, false>)
            : (p.gathers ? planes_kernel<T, false, true> : planes_kernel<T, false, false>);
-  launch_kernel(kernel, one_block_each(p.blocks()), kThreads, p.run() * p.count.divisor() * sizeof(T),
-                launch.stream, static_cast<const T*>(plan.x), static_cast<T*>(plan.y), p);
+  launch_kernel(kernel, one_block_each(p.blocks()), kThreads,
+                p.run() * p.count.divisor() * sizeof(T), launch.stream,
+                static_cast<const T*>(plan.x), static_cast<T*>(plan.y), p);
 }
 
 template <class F>
@@ -389,7 +389,8 @@ const char* declines_planes(const CopyPlan& plan) {
   if (!plan.transposes()) return "both sides run along the same axis";
   const Transposition t(plan.index, plan.fast);
   const Planes p = planes_of(t, plan.item_bytes);
-  if (p.length == 0) return "no side has its fastest axes together without gaps, the inner one short";
+  if (p.length == 0)
+    return "no side has its fastest axes together without gaps, the inner one short";
   if (p.length * p.count.divisor() < 1024) return "too few items in one plane";
   const int64_t inner_bytes = p.count.divisor() * plan.item_bytes;
   if (is_wide_x(t, plan) && is_wide_y(t, plan) && inner_bytes >= 64) return "tiles fit better";

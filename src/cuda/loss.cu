@@ -4,8 +4,8 @@
 //   backward  dx_c = s * [(1 - e) w_t (p_c - (c == t)) + e / C * (p_c sum_k w_k - w_c)]
 //
 // Layout: C classes at some stride; all other dimensions together are the rows. Neighbouring
-// classes, up to 64 KB of them (512 KB on Hopper), stay in the registers of a team of threads
-// (prims/row_registers.cuh): maximum, sum of exponentials and gradient come from there. Other rows
+// classes, up to 32 KB of them (512 KB on Hopper), stay in the registers of a team of threads
+// (prims/row_pieces.cuh): maximum, sum of exponentials and gradient come from there. Other rows
 // are walked by one group of threads (prims/rows.cuh), maximum and sum in one pass (online
 // softmax). The rows' losses, and the sum of their weights, are summed by a two-stage reduction
 // (prims/columns.cuh), in an order fixed by the number of rows. Sums in float32 (float64 for
@@ -21,7 +21,7 @@
 // 2.10 GB, 0.25 ms and 0.50 ms.
 #include "core/mixed.h"
 #include "cuda/prims/columns.cuh"
-#include "cuda/prims/row_registers.cuh"
+#include "cuda/prims/row_pieces.cuh"
 #include "cuda/prims/rows.cuh"
 #include "cuda/prims/softmax.cuh"
 #include "ops/loss.h"
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 // As cross_entropy_forward_kernel. A row that needs no logits is a row of none here: its threads
 // take part in the reductions.
 template <class T, int kItems, bool kBlocks>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
     cross_entropy_forward_registers_kernel(const Rows<T> rows, const StridedIndex<1> index,
                                            const MixedView<T> loss, Accumulator<T>* row_loss,
                                            int team_size, int align) {
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 
 // As cross_entropy_backward_kernel. dlogits may be logits: a thread writes where it alone reads.
 template <class T, int kItems, bool kBlocks>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
     cross_entropy_backward_registers_kernel(const BackwardArgs<T> args, int team_size, int align,
                                             int out_align) {
   using Acc = Accumulator<T>;
@@ -274,8 +274,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   }
   const int64_t weight_at = used && rows.weight ? rows.weight.place(t) : 0;
   const int64_t dloss_at = args.dloss.place(there && args.per_row ? team.row : 0);
-  // The thread that has x_t writes its gradient again: a comparison for each element would cost
-  // more.
+  // The thread that has x_t puts its gradient in: a comparison for each element would cost more.
   const bool has_hit = used && t / kPiece<T> % team.size == team.rank;
   T hit_logit{};
   if (has_hit) hit_logit = x[t];
@@ -284,12 +283,14 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   const Acc hit_weight = used && rows.weight ? rows.weight.load_at(weight_at) : Acc(1);
   Acc scale = args.dloss.load_at(dloss_at);
   if (args.total) scale /= *args.total;
-  const auto [max, sum] = softmax_sums(team, row);
-  const Acc hit = (1 - smoothing) * hit_weight, factor = scale * (hit + share * all) / sum;
+  const auto sums = softmax_sums(team, row);
+  const Acc max = sums.max, hit = (1 - smoothing) * hit_weight;
+  const Acc factor = scale * (hit + share * all) / sums.sum;
   const Acc less = smoothing != 0 ? scale * share : Acc(0);
   const auto gradient = [&](Acc v, Acc w) { return softmax_exp<T>(v - max) * factor - less * w; };
   T* out = args.dlogits + at[1];
-  if (used && weighted) {  // the row once more, from the L2 cache mostly
+  const bool again = used && weighted;  // the row once more, from the L2 cache mostly
+  if (again) {
     for (int64_t c = team.rank; c < n; c += team.size) {
       Acc v = gradient(static_cast<Acc>(x[c]), rows.weight.load(c));
       if (c == t) v -= scale * hit;
@@ -298,9 +299,12 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   } else {
     const Acc fill = t == rows.ignore_index ? Acc(0) : Acc(NAN);
     row.assign([&](T v, int) { return used ? gradient(static_cast<Acc>(v), 1) : fill; });
-    if (there) row.store(out, n, team, out_align);
-    if (has_hit) out[t] = static_cast<T>(gradient(static_cast<Acc>(hit_logit), 1) - scale * hit);
+    if (has_hit) {
+      row.set_at(static_cast<int>(t / kPiece<T> / team.size * kPiece<T> + t % kPiece<T>),
+                 static_cast<T>(gradient(static_cast<Acc>(hit_logit), 1) - scale * hit));
+    }
   }
+  row.store(out, there && !again ? n : 0, team, out_align);
   team.end();
 }
 

@@ -6,9 +6,9 @@
 //             log: dx_i = dy_i - exp(y_i) sum_j dy_j
 //
 // Layout: the axis has n elements at some stride; all other dimensions together are the rows.
-// Neighbouring elements, forward up to 64 KB of them (512 KB on Hopper), backward half as many,
-// stay in the registers of a team of threads: a row is read once and written once
-// (prims/row_registers.cuh). Other rows: one group of threads walks one row (prims/rows.cuh).
+// Neighbouring elements, up to 32 KB of them (on Hopper 512 KB forward and 256 KB backward), stay
+// in the registers of a team of threads: a row is read once and written once
+// (prims/row_pieces.cuh). Other rows: one group of threads walks one row (prims/rows.cuh).
 // Maximum and sum come from one pass (online softmax): a row is read twice and written once. Bound
 // by memory. Sums in float32 (float64 for float64), in an order fixed by n and by whether the axis
 // is the last: a row's bits do not depend on the other rows.
@@ -18,7 +18,7 @@
 
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
-#include "cuda/prims/row_registers.cuh"
+#include "cuda/prims/row_pieces.cuh"
 #include "cuda/prims/rows.cuh"
 #include "cuda/prims/softmax.cuh"
 
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 // ---- Rows in registers -------------------------------------------------------------------------
 
 template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
     softmax_forward_registers_kernel(const T* x, T* y, const Args<2> args, int team_size,
                                      int align_x, int align_y) {
   using Acc = Accumulator<T>;
@@ -88,18 +88,18 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   args.rows.offsets(there ? team.row : 0, at);
   RowPieces<T, kItems> row;
   row.load(x + at[0], there ? args.n : 0, team, align_x, static_cast<T>(-INFINITY));
-  const auto [max, sum] = softmax_sums(team, row);
-  const Acc scale = kLog ? log(sum) : 1 / sum;
+  const auto sums = softmax_sums(team, row);
+  const Acc max = sums.max, scale = kLog ? log(sums.sum) : 1 / sums.sum;
   row.assign([&](T value, int) {
     const Acc v = static_cast<Acc>(value) - max;
     return kLog ? v - scale : softmax_exp<T>(v) * scale;
   });
-  if (there) row.store(y + at[1], args.n, team, align_y);
+  row.store(y + at[1], there ? args.n : 0, team, align_y);
   team.end();
 }
 
 template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
     softmax_backward_registers_kernel(const T* dy, const T* y, T* dx, const Args<3> args,
                                       int team_size, int align_dy, int align_y, int align_dx) {
   using Acc = Accumulator<T>;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     const Acc g = static_cast<Acc>(value), v = static_cast<Acc>(of_y.get(k));
     return kLog ? g - exp_of(v) * sum : v * (g - sum);
   });
-  if (there) of_dy.store(dx + at[2], args.n, team, align_dx);
+  of_dy.store(dx + at[2], there ? args.n : 0, team, align_dx);
   team.end();
 }
 

@@ -146,16 +146,23 @@ __global__ void __launch_bounds__(kColumnThreads, 2) column_apply_kernel(F f, Co
   }
 }
 
+// The second stage alone: states [splits, columns] of a first stage elsewhere.
+template <class State, class F>
+void finish_columns(const F& f, int64_t splits, int64_t columns, const State* partial,
+                    void* stream) {
+  ColumnTiles tiles(splits, columns, true);
+  tiles.splits = 1;
+  tiles.split_size = splits;
+  launch_kernel(column_final_kernel<State, F>, tiles.grid(), kColumnThreads, 0, stream, f, tiles,
+                partial);
+}
+
 // Both stages of the reduction. partial: tiles.partials() states of workspace.
 template <class State, class F>
 void reduce_columns(const F& f, const ColumnTiles& tiles, State* partial, void* stream) {
-  ColumnTiles splits(tiles.splits, tiles.columns, true);
-  splits.splits = 1;
-  splits.split_size = tiles.splits;
   launch_kernel(column_partial_kernel<State, F>, tiles.grid(), kColumnThreads, 0, stream, f, tiles,
                 partial);
-  launch_kernel(column_final_kernel<State, F>, splits.grid(), kColumnThreads, 0, stream, f, splits,
-                partial);
+  finish_columns(f, tiles.splits, tiles.columns, partial, stream);
 }
 
 template <class F>
@@ -165,7 +172,7 @@ void apply_columns(const F& f, const ColumnTiles& tiles, void* stream) {
 
 // kCount sums at once.
 template <class Acc, int kCount>
-struct Sums {
+struct alignas(kCount == 2 ? 2 * sizeof(Acc) : sizeof(Acc)) Sums {
   using Value = Sums;
   Acc v[kCount];
 

@@ -66,6 +66,16 @@ __device__ __forceinline__ T shuffle_xor(T v, int mask) {
 #endif
 }
 
+// Value of `v` in the lane before; a warp's first lane receives its own.
+template <class T>
+__device__ __forceinline__ T shuffle_up(T v) {
+#if defined(__HIPCC__)
+  return __shfl_up(v, 1);
+#else
+  return __shfl_up_sync(0xffffffffu, v, 1);
+#endif
+}
+
 // f.template operator()<number>() for a number of [kFirst, kLast) that is known at run time only:
 // registers have no addresses, so that an array of them takes constants.
 template <int kFirst, int kLast, class F>

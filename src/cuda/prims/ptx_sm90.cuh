@@ -215,9 +215,13 @@ __device__ __forceinline__ void cluster_meet() {
 // What lies at the same place in the shared memory of another block of the cluster.
 template <class T>
 __device__ __forceinline__ T read_from_block(const T* p, uint32_t rank) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
   T v;
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) == 16) {
+    const auto* halves = reinterpret_cast<const uint64_t*>(p);
+    const uint64_t bits[2] = {read_from_block(halves, rank), read_from_block(halves + 1, rank)};
+    memcpy(&v, bits, sizeof(v));
+  } else if constexpr (sizeof(T) == 4) {
     uint32_t bits;
     asm volatile(
         "{\n"

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/prims/gpu.h"
-#include "cuda/prims/row_registers.cuh"
+#include "cuda/prims/row_pieces.cuh"
 #include "cuda/prims/rows.cuh"
 
 namespace dlkern::gpu {

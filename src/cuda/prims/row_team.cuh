@@ -1,0 +1,209 @@
+// Which threads share a row whose elements stay in registers (row_pieces.cuh), and their sums.
+//
+// A row of n neighbours is cut into pieces of 16 bytes; piece j belongs to thread j % size of the
+// team that shares the row, as its number j / size. Which elements a thread has, and so the order
+// of all additions, follows from n alone: not from addresses, nor from the number of rows.
+#pragma once
+
+#include <algorithm>
+
+#include "core/index.h"
+#include "cuda/prims/gpu.h"
+#include "cuda/prims/reduce.cuh"
+#if DLKERN_WITH_SM90
+#include "cuda/prims/ptx_sm90.cuh"
+#endif
+
+namespace dlkern::gpu {
+
+template <class T>
+inline constexpr int kPiece = 16 / sizeof(T);  // elements
+
+// For __launch_bounds__ of the kernels: threads of a block, at most, and blocks of a
+// multiprocessor, at least. With one block alone nothing would be on its way from memory while it
+// computes; where a thread has 8 pieces, or float64 and its exponentials, the registers of two do
+// not suffice.
+inline constexpr int kRowThreads = 512;
+template <class T, int kItems>
+inline constexpr int kRowBlocks = sizeof(T) == 8 || kItems == 8 ? 1 : 2;
+inline constexpr int kMaxRowBlocks = 8;  // of a cluster that shares a row (Hopper)
+// Of a team within a warp, at most. Every target's warps have so many; their width is not known on
+// the host.
+inline constexpr int kRowLanes = 32;
+
+// ---- Plan --------------------------------------------------------------------------------------
+
+// Blocks may share a row, on the current device and by the code that is in the library: a newer
+// device than Hopper may run code that was compiled for Ampere and knows no clusters.
+inline bool clusters_of_rows() {
+#if DLKERN_WITH_SM90
+  return compute_capability() == 90;
+#else
+  return false;
+#endif
+}
+
+// How a row is shared: by so many neighbouring lanes of a warp (a power of 2), by a block or a part
+// of it, or by the blocks of a cluster.
+struct RowPlan {
+  int size = 0;   // threads of a team; 0: the row is too long
+  int items = 0;  // pieces of each thread, at most: 2, 4 or 8
+  int blocks() const { return std::max(size / kRowThreads, 1); }  // of a team
+  int threads() const { return size <= kRowLanes ? 128 : std::min(size, kRowThreads); }
+  int teams() const { return std::max(threads() / size, 1); }  // of a block
+};
+
+// most_items: 8, or 4 or 2 for kernels that hold more than a row in each thread. More than 4 are for
+// rows that are too long for a cluster otherwise.
+inline RowPlan plan_row(int64_t n, int piece, int most_items = 8) {
+  const int64_t pieces = ceil_div(n, piece);
+  const int most = kRowThreads * (clusters_of_rows() ? kMaxRowBlocks : 1);
+  const int suited = pieces <= 2 * kRowLanes                     ? 2
+                     : pieces <= 4 * most || most == kRowThreads ? 4
+                                                                 : 8;
+  RowPlan plan{1, std::min(suited, most_items)};
+  while (int64_t{plan.size} * plan.items < pieces && plan.size < most) plan.size *= 2;
+  if (int64_t{plan.size} * plan.items < pieces) plan.size = 0;
+  return plan;
+}
+
+// The largest power of two, at most 16, that divides the address of every row of a tensor.
+template <int N>
+int row_alignment(const void* data, const StridedIndex<N>& rows, int tensor, int element_bytes) {
+  uint64_t bits = reinterpret_cast<uintptr_t>(data) | 16;
+  for (int d = 0; d < rows.ndim; ++d) {
+    bits |= static_cast<uint64_t>(rows.stride[tensor][d] * element_bytes);
+  }
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+// ---- Team --------------------------------------------------------------------------------------
+
+// The threads that share a row. kBlocks: a cluster's blocks are the team; else a block has one team
+// or several.
+template <bool kBlocks>
+struct RowTeam {
+  int rank, size;
+  int64_t first;     // row of the block's first team
+  int64_t row;       // of this team
+  int64_t row_step;  // teams of the grid
+  int turn = 0;      // of the slots of reduce()
+
+  __device__ explicit RowTeam(int size_) : size(size_) {
+    if constexpr (kBlocks) {
+      const int blocks = size / kRowThreads;
+      rank = blockIdx.x % blocks * kRowThreads + threadIdx.x;
+      first = row = blockIdx.x / blocks, row_step = gridDim.x / blocks;
+    } else {
+      const int teams = blockDim.x / size;
+      rank = threadIdx.x & (size - 1);
+      first = int64_t{blockIdx.x} * teams, row = first + threadIdx.x / size;
+      row_step = int64_t{gridDim.x} * teams;
+    }
+  }
+  // All threads of the team receive the result; all threads of the block must call it. Places in
+  // the row are not kept in registers across it.
+  template <class T, class Op>
+  __device__ __forceinline__ T reduce(T v, Op op, T identity) {
+    forget();
+    if constexpr (kBlocks) {
+      v = reduce_blocks(block_reduce(v, op, identity), op);
+    } else if (size > kRowLanes) {
+      v = block_reduce(v, op, identity, size);
+    } else {
+      for (int mask = size / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
+    }
+    return v;
+  }
+  // The sum over the block's teams of what threads of one rank have; it is complete in the first
+  // team. All threads of the block must call it.
+  template <class T>
+  __device__ __forceinline__ T sum_teams(T v) const {
+    __shared__ T slot[kRowThreads];
+    for (int mask = size; mask < kRowLanes; mask *= 2) v += shuffle_xor(v, mask);
+    const int group = size < kRowLanes ? kRowLanes : size;  // threads that v now stands for
+    const int threads = blockDim.x, thread = threadIdx.x;
+    if (kBlocks || group >= threads) return v;
+    __syncthreads();  // the previous call's reads are over
+    slot[thread] = v;
+    __syncthreads();
+    if (thread < group) {
+      for (int other = thread + group; other < threads; other += group) v += slot[other];
+    }
+    return v;
+  }
+  // Places in the row are computed again from here on, not kept in registers.
+  __device__ __forceinline__ void forget() {
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+r"(rank));
+#endif
+  }
+  // Shared memory that others read lives as long.
+  __device__ __forceinline__ void end() const {
+#if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (kBlocks) cluster_sync();
+#endif
+  }
+
+ private:
+  // A slot is written again two calls later: all have read it then.
+  template <class T, class Op>
+  __device__ __forceinline__ T reduce_blocks(T v, [[maybe_unused]] Op op) {
+#if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __shared__ T slots[2];
+    T* slot = &slots[turn];
+    turn ^= 1;
+    if (threadIdx.x == 0) *slot = v;
+    cluster_sync();
+    const int blocks = size / kRowThreads;  // a power of 2
+    v = read_from_block(slot, threadIdx.x % blocks);
+    for (int mask = blocks / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
+    return v;
+#else
+    return v;
+#endif
+  }
+};
+
+// ---- Launch ------------------------------------------------------------------------------------
+
+// f.operator()<kItems, kBlocks>() for a plan of at most kMostItems: f returns the kernel.
+template <int kMostItems = 8, class F>
+auto pick_row_kernel(const RowPlan& plan, F&& f) {
+  constexpr int kSome = std::min(kMostItems, 4);
+  if (plan.blocks() == 1) {
+    return plan.items == 2 ? f.template operator()<2, false>()
+                           : f.template operator()<kSome, false>();
+  }
+  return plan.items <= 4 ? f.template operator()<kSome, true>()
+                         : f.template operator()<kMostItems, true>();
+}
+
+// Why `rows` rows of n neighbours, a team for each, cannot stay in registers.
+inline const char* not_in_registers(int64_t rows, int64_t n, int piece, int most_items = 8) {
+  const RowPlan plan = plan_row(n, piece, most_items);
+  if (plan.size == 0) return "rows are too long for registers";
+  if (ceil_div(rows, plan.teams()) > INT32_MAX / plan.blocks()) return "too many rows";
+  return nullptr;
+}
+// The same for rows along `axis` of each of the tensors.
+inline const char* not_in_registers(std::initializer_list<const Tensor*> tensors, int axis,
+                                    int most_items = 8) {
+  const Tensor& first = **tensors.begin();
+  const int64_t n = first.shape[axis];
+  for (const Tensor* t : tensors) {
+    if (t->strides[axis] != 1 && n != 1) return "the axis does not have neighbouring elements";
+  }
+  return not_in_registers(n > 0 ? first.numel() / n : 0, n,
+                          static_cast<int>(16 / dtype_size(first.dtype)), most_items);
+}
+
+// A row for each team.
+template <class... Params, class... Arguments>
+void launch_rows(void (*kernel)(Params...), const RowPlan& plan, int64_t rows, void* stream,
+                 Arguments&&... arguments) {
+  launch_clusters(kernel, static_cast<unsigned>(ceil_div(rows, plan.teams()) * plan.blocks()),
+                  plan.threads(), 0, stream, plan.blocks(), std::forward<Arguments>(arguments)...);
+}
+
+}  // namespace dlkern::gpu
