@@ -7,7 +7,9 @@ from typing import Any
 from dlkern import _dlkern
 
 
-def dropout(x: Any, p: float = 0.5, *, rng: Any, out: Any = None, stream: Any = None) -> Any:
+def dropout(
+    x: Any, p: float = 0.5, *, rng: Any, residual: Any = None, out: Any = None, stream: Any = None
+) -> Any:
     r"""Sets elements to 0 with probability `p` and scales the others by ``1 / (1 - p)``.
 
     Whether an element is kept depends on `rng` and on its position in `x` in row-major order: the
@@ -25,8 +27,11 @@ def dropout(x: Any, p: float = 0.5, *, rng: Any, out: Any = None, stream: Any = 
         Seed and offset, on the device of `x`. Use another offset for every call that is to have
         another mask. They are read when the kernel runs: a captured CUDA graph draws a new mask in
         each replay if the offset is changed in between. Not changed by the call.
+    residual : array, optional
+        Added to the result, which is rounded once: shape and dtype of `x`. Its gradient is that of
+        the result.
     out : array, optional
-        Written instead of a new array: shape and dtype of `x`; may be `x` itself.
+        Written instead of a new array: shape and dtype of `x`; may be `x` or `residual` itself.
     stream : int or object with ``__cuda_stream__``, optional
         The stream to run on; default: the current stream of x's framework.
 
@@ -44,14 +49,15 @@ def dropout(x: Any, p: float = 0.5, *, rng: Any, out: Any = None, stream: Any = 
 
     Notes
     -----
-    Element i uses word ``i % 4`` of Philox4x32-10 with the seed as key and the counter
-    ``(i // 4, offset)``; it is dropped where those 32 bits are below ``p * 2**32``.
+    Element i is dropped where its 32 random bits are below ``p * 2**32``. Their upper half is
+    half-word ``i % 8`` of Philox4x32-10 with the seed as key and the counter ``(i // 8, offset)``,
+    their lower half that of the counter ``(i // 8 + 2**63, offset)``.
 
     References
     ----------
     Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
     """
-    return _dlkern.dropout(x, rng, p, out, stream)
+    return _dlkern.dropout(x, rng, residual, p, out, stream)
 
 
 def dropout_backward(

@@ -200,6 +200,13 @@ OPS = [
         {"a_shape": (5, 3, 7), "b_shape": (3, 1)},
     ),
     Op("dropout", {"x": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}, {"p": 0.3}),
+    Op(
+        "dropout",
+        {"x": normal(5, 37), "rng": integers(0, 99, 2), "residual": normal(5, 37)},
+        {"out": (5, 37)},
+        {"p": 0.3},
+        variant="residual",
+    ),
     Op("dropout_backward", {"dy": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}),
     # optim
     Op(

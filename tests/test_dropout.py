@@ -21,13 +21,17 @@ def philox(counter, key):
     return np.stack(c)
 
 
-def random_bits(n, seed, offset):
-    """The bits that dropout documents for n elements."""
-    block = np.arange(-(-n // 4), dtype=np.uint64)
+def random_bits(n, seed, offset, first=0):
+    """The bits that dropout documents for n elements from `first` on, a multiple of 8."""
+    block = np.arange(first // 8, -(-(first + n) // 8), dtype=np.uint64)
     seed, offset = int(seed) % 2**64, int(offset) % 2**64
-    counter = [block & LOW, block >> HALF]
-    counter += [np.full_like(block, offset & 0xFFFFFFFF), np.full_like(block, offset >> 32)]
-    return philox(counter, (seed & 0xFFFFFFFF, seed >> 32)).T.ravel()[:n]
+    halves = []
+    for top in (0, 1 << 31):
+        counter = [block & LOW, block >> HALF | np.uint64(top)]
+        counter += [np.full_like(block, offset & 0xFFFFFFFF), np.full_like(block, offset >> 32)]
+        words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32)).T.astype("<u4")
+        halves.append(np.ascontiguousarray(words).view("<u2").ravel()[:n].astype(np.uint64))
+    return halves[0] << np.uint64(16) | halves[1]
 
 
 def mask(shape, p, seed, offset):
@@ -87,12 +91,13 @@ def test_unsigned_and_strided_rng(backend):
             np.testing.assert_array_equal(backend.numpy(y) != 0, keep)
 
 
+@pytest.mark.sanitize
 def test_probability_is_exact_to_32_bits(backend):
-    """The first element with seed and offset 0 has the bits 0x6627e8d5."""
-    x, rng = backend.array(np.ones(1)), rng_of(backend, 0, 0)
-    bits = 0x6627E8D5
-    assert backend.numpy(dlkern.dropout(x, bits / 2**32, rng=rng))[0] > 0
-    assert backend.numpy(dlkern.dropout(x, (bits + 1) / 2**32, rng=rng))[0] == 0
+    """The lower half of an element's bits decides where the upper one is that of p."""
+    x, rng = backend.array(np.ones(19, np.float32)), rng_of(backend, 0, 0)
+    for i, bits in enumerate(random_bits(19, 0, 0)):
+        assert backend.numpy(dlkern.dropout(x, int(bits) / 2**32, rng=rng))[i] > 0
+        assert backend.numpy(dlkern.dropout(x, (int(bits) + 1) / 2**32, rng=rng))[i] == 0
 
 
 def test_share_of_dropped_elements(backend):
@@ -143,6 +148,33 @@ def test_nothing_and_everything_dropped(backend, dtype):
     )
 
 
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+def test_residual(backend, dtype, rng, p):
+    x, r = (rounded(rng.standard_normal((7, 5, 24)), dtype) for _ in range(2))
+    x[0, 0, 0] = np.nan if p == 1 else 1
+    keep = mask(x.shape, p, 4, 2)
+    kept = float64(x) / (1 - p) if p < 1 else 0
+    pair = rng_of(backend, 4, 2)
+    for layout in ("contiguous", "transposed", "unaligned"):
+        out = backend.empty(x.shape, dtype)
+        arrays = backend.array(x, layout), backend.array(r)
+        dlkern.dropout(arrays[0], p, rng=pair, residual=arrays[1], out=out)
+        scale = np.abs(float64(r)) + np.abs(np.where(keep, kept, 0))
+        assert_close(backend.numpy(out), float64(r) + np.where(keep, kept, 0), dtype, "dropout",
+                     scale)  # fmt: skip
+    x, r = backend.array(x), backend.array(r)
+    assert dlkern.dropout(x, p, rng=pair, residual=r, out=r) is r
+    np.testing.assert_array_equal(backend.numpy(r), backend.numpy(out))
+
+
+def test_residual_of_another_shape_or_dtype(backend):
+    x, pair = backend.array(np.ones((2, 3))), rng_of(backend, 1, 2)
+    with pytest.raises(ValueError, match=r"dropout: residual.shape is \[3\], expected \[2, 3\]"):
+        dlkern.dropout(x, rng=pair, residual=backend.array(np.ones(3)))
+    with pytest.raises(TypeError, match="residual.dtype is float32, expected float64"):
+        dlkern.dropout(x, rng=pair, residual=backend.array(np.ones((2, 3), np.float32)))
+
+
 @pytest.mark.gpu
 def test_edge_29_replays_of_a_graph_draw_new_masks(gpu):
     torch = pytest.importorskip("torch")
@@ -171,9 +203,7 @@ def test_edge_15_positions_beyond_2_31(gpu):
         pytest.skip("not enough memory on the GPU")
     x = torch.ones(n, dtype=torch.float16, device="cuda")
     dlkern.dropout(x, rng=torch.tensor([8, 9], device="cuda"), out=x)
-    block = np.arange(2**29, 2**29 + 1024, dtype=np.uint64)
-    counter = [block, 0 * block, 0 * block + np.uint64(9), 0 * block]
-    bits = philox(counter, (8, 0)).T.ravel()
+    bits = random_bits(4096, 8, 9, first=2**31)
     np.testing.assert_array_equal(x[-4096:].cpu().numpy() != 0, bits >= 2**31)
 
 

@@ -13,7 +13,7 @@ namespace dlkern {
 // by less than d <= 2^l, so n m / 2^(31 + l) exceeds n / d by less than 1 / d for all n < 2^31.
 class FastDiv {
  public:
-  FastDiv() : FastDiv(1) {}
+  FastDiv() : divisor_(1), multiplier_(1u << 31) {}
   explicit FastDiv(int64_t divisor) : divisor_(divisor) {
     if (divisor >> 31) return;
     while (int64_t{1} << (shift_ - 31) < divisor) ++shift_;

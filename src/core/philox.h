@@ -39,11 +39,4 @@ static_assert(philox(0x85a308d3243f6a88u, 0x0370734413198a2eu, 0x299f31d0a409382
               philox(0x85a308d3243f6a88u, 0x0370734413198a2eu, 0x299f31d0a4093822u).v[3] ==
                   0x24126ea1u);
 
-// Word i % 4 of the block i / 4: 32 random bits of element i of stream (seed, offset).
-DLK_HD constexpr uint32_t philox_word(const PhiloxWords& words, int64_t i) {
-  const uint32_t low = i & 1 ? words.v[1] : words.v[0];
-  const uint32_t high = i & 1 ? words.v[3] : words.v[2];
-  return i & 2 ? high : low;
-}
-
 }  // namespace dlkern

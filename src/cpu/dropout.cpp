@@ -1,8 +1,9 @@
 // Dropout on the CPU: spans in parallel; the random bits of a contiguous span come from a vectorised
-// Philox, 4 elements a block.
+// Philox, 8 elements a block.
 #include "ops/dropout.h"
 
-#include "core/philox.h"
+#include <cstring>
+
 #include "cpu/prims/spans.h"
 
 namespace dlkern {
@@ -14,22 +15,52 @@ struct Stream {
   uint64_t seed, offset;
 };
 
-// bits[k] = random bits of element first + k, k < n <= kSpan.
-void random_bits(Stream stream, int64_t first, int64_t n, uint32_t* bits) {
-  constexpr int64_t kBlocks = kSpan / 4 + 1;
+// half[k] = one half of the random bits of element first + k, k < n <= kSpan.
+void random_halves(Stream stream, bool lower, int64_t first, int64_t n, uint16_t* half) {
+  constexpr int64_t kBlocks = kSpan / kDropoutBlock + 2;
   uint32_t words[4 * kBlocks];
-  const int64_t skip = first % 4, first_block = first / 4, blocks = ceil_div(skip + n, 4);
+  const int64_t skip = first % kDropoutBlock, blocks = ceil_div(skip + n, kDropoutBlock);
   DLK_SIMD for (int64_t b = 0; b < blocks; ++b) {
     const PhiloxWords w =
-        philox(static_cast<uint64_t>(first_block + b), stream.offset, stream.seed);
+        dropout_words(first - skip + b * kDropoutBlock, lower, stream.seed, stream.offset);
     for (int k = 0; k < 4; ++k) words[4 * b + k] = w.v[k];
   }
-  std::copy_n(words + skip, n, bits);
+  std::memcpy(half, reinterpret_cast<const uint16_t*>(words) + skip, n * sizeof(uint16_t));
+}
+
+// keep[k] = whether element first + k * stride is kept.
+template <class Acc>
+void draw(Stream stream, const DropoutRule<Acc>& rule, Position::Value at, int64_t n,
+          uint16_t* keep) {
+  uint16_t half[kSpan];
+  if (at.stride == 1) {
+    random_halves(stream, false, at.first, n, half);
+  } else {
+    for (int64_t k = 0; k < n; ++k) {
+      random_halves(stream, false, at.first + k * at.stride, 1, half + k);
+    }
+  }
+  int ties = 0;
+#pragma omp simd reduction(| : ties)
+  for (int64_t k = 0; k < n; ++k) {
+    keep[k] = half[k] >= rule.upper;
+    ties |= half[k] == rule.upper;
+  }
+  for (int64_t k = 0; rule.lower && ties && k < n; ++k) {
+    if (half[k] != rule.upper) continue;
+    uint16_t lower;
+    random_halves(stream, true, at.first + k * at.stride, 1, &lower);
+    keep[k] = lower >= rule.lower;
+  }
 }
 
 template <class Acc>
-void dropout_span(int64_t n, Acc* y, const Acc* x, const uint32_t* bits, DropoutRule<Acc> rule) {
-  DLK_SIMD for (int64_t i = 0; i < n; ++i) y[i] = rule(x[i], bits[i]);
+void apply(int64_t n, Acc* y, const Acc* x, const Acc* residual, const uint16_t* keep, Acc scale) {
+  if (residual) {
+    DLK_SIMD for (int64_t i = 0; i < n; ++i) y[i] = residual[i] + (keep[i] ? x[i] * scale : Acc(0));
+  } else {
+    DLK_SIMD for (int64_t i = 0; i < n; ++i) y[i] = keep[i] ? x[i] * scale : Acc(0);
+  }
 }
 
 template <class T>
@@ -40,19 +71,13 @@ void dropout(const Dropout& p) {
   const DropoutRule<Acc> rule(p.p);
   const Tensor positions = row_major(p.y);
   map_spans(
-      in_memory_order(make_index<3>({&p.y, &p.x, &positions})),
-      [&](int64_t n, Acc* y, const Acc* x, Position::Value at) {
-        uint32_t bits[kSpan];
-        if (at.stride == 1) {
-          random_bits(stream, at.first, n, bits);
-        } else {
-          for (int64_t k = 0; k < n; ++k) {
-            random_bits(stream, at.first + k * at.stride, 1, bits + k);
-          }
-        }
-        dropout_span(n, y, x, bits, rule);
+      in_memory_order(make_index<4>({&p.y, &p.x, &p.residual, &positions})),
+      [&](int64_t n, Acc* y, const Acc* x, const Acc* residual, Position::Value at) {
+        uint16_t keep[kSpan];
+        draw(stream, rule, at, n, keep);
+        apply(n, y, x, residual, keep, rule.scale);
       },
-      Out<T>{p.y.as<T>()}, In<T>{p.x.as<T>()}, Position{});
+      Out<T>{p.y.as<T>()}, In<T>{p.x.as<T>()}, In<T>{p.residual.as<T>()}, Position{});
 }
 
 constexpr Impl<Dropout> kImpls[] = {

@@ -1,18 +1,26 @@
-// Dropout, forward and backward: y_i = x_i / (1 - p) where element i is kept, else 0.
+// Dropout, forward and backward: y_i = x_i / (1 - p) where element i is kept, else 0; forward with a
+// residual that is added.
 //
 // The mask is a function of (seed, offset) and of the row-major position i; it is computed where it
-// is needed and never stored. One Philox block serves 4 neighbouring elements, so a pack of 4 or 8
-// takes 1 or 2 blocks; a strided layout takes one block per element. Bound by memory in the packed
-// case, though the integer multiplications of Philox are close behind.
+// is needed and never stored. One Philox block serves 8 neighbouring elements with the upper halves
+// of their random bits; only a tie with the upper half of p (once in 2^16 elements) needs the lower
+// ones. A pack of 8, 4 or 2 takes one block, an element of a strided layout one of its own. Bound by
+// memory where packs are whole; the multiplications of Philox then take about half of the time.
 #include "ops/dropout.h"
 
-#include "core/philox.h"
 #include "cuda/prims/elementwise.cuh"
 
 namespace dlkern {
 namespace {
 
 using namespace gpu;
+
+// Half-word k of a block.
+__device__ __forceinline__ int half_of(const PhiloxWords& words, int k) {
+  const uint32_t low = k & 2 ? words.v[1] : words.v[0], high = k & 2 ? words.v[3] : words.v[2];
+  const uint32_t word = k & 4 ? high : low;
+  return static_cast<int>(k & 1 ? word >> 16 : word & 0xffffu);
+}
 
 template <class Acc>
 struct Mask {
@@ -25,31 +33,68 @@ struct Mask {
     seed = rng[0];
     offset = rng[rng_stride];
   }
-  // Packs of W > 1 begin at a multiple of W.
+  // What becomes of W elements from position i on, which is a multiple of W.
+  template <int W>
+  __device__ __forceinline__ void apply(Pack<Acc, W>& v, int64_t i) const {
+    const int first = W == kDropoutBlock ? 0 : static_cast<int>(i % kDropoutBlock);
+    const PhiloxWords words = dropout_words(i, false, seed, offset);
+    bool keep[W], tie = false;
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      const int half = half_of(words, first + k);
+      keep[k] = half >= rule.upper;
+      tie = tie || half == rule.upper;
+    }
+    if (tie && rule.lower != 0) {
+      const PhiloxWords lower = dropout_words(i, true, seed, offset);
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        if (half_of(words, first + k) == rule.upper) {
+          keep[k] = half_of(lower, first + k) >= rule.lower;
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < W; ++k) v[k] = keep[k] ? v[k] * rule.scale : Acc(0);
+  }
+};
+
+template <class Acc>
+struct Drop : Mask<Acc> {
   template <int W>
   __device__ void operator()(Pack<Acc, W>& y, const Pack<Acc, W>& x,
                              const Pack<int64_t, W>& position) const {
-    constexpr int kPerBlock = W < 4 ? W : 4;
+    static_assert(W <= kDropoutBlock);
+    y = x;
+    this->apply(y, position[0]);
+  }
+};
+template <class Acc>
+struct DropAdd : Mask<Acc> {
+  template <int W>
+  __device__ void operator()(Pack<Acc, W>& y, const Pack<Acc, W>& x, const Pack<Acc, W>& residual,
+                             const Pack<int64_t, W>& position) const {
+    y = x;
+    this->apply(y, position[0]);
 #pragma unroll
-    for (int first = 0; first < W; first += kPerBlock) {
-      const int64_t i = position[first];
-      const PhiloxWords words = philox(static_cast<uint64_t>(i) / 4, offset, seed);
-#pragma unroll
-      for (int k = 0; k < kPerBlock; ++k) {
-        const uint32_t bits = kPerBlock == 4 ? words.v[k] : philox_word(words, i + k);
-        y[first + k] = rule(x[first + k], bits);
-      }
-    }
+    for (int k = 0; k < W; ++k) y[k] += residual[k];
   }
 };
 
 template <class T>
 void launch_dropout(const Dropout& p, const Launch& launch) {
-  const Mask<Accumulator<T>> f{DropoutRule<Accumulator<T>>(p.p), p.rng.as<const uint64_t>(),
-                               p.rng.strides[0], 0, 0};
+  using Acc = Accumulator<T>;
+  const Mask<Acc> mask{DropoutRule<Acc>(p.p), p.rng.as<const uint64_t>(), p.rng.strides[0], 0, 0};
   const Tensor positions = row_major(p.y);
-  map_elements(in_memory_order(make_index<3>({&p.y, &p.x, &positions})), f, launch.stream,
-               Out<T>{p.y.as<T>()}, In<T>{p.x.as<T>()}, Position{});
+  const Out<T> y{p.y.as<T>()};
+  const In<T> x{p.x.as<T>()}, residual{p.residual.as<T>()};
+  if (p.residual) {
+    map_elements(in_memory_order(make_index<4>({&p.y, &p.x, &p.residual, &positions})),
+                 DropAdd<Acc>{mask}, launch.stream, y, x, residual, Position{});
+  } else {
+    map_elements(in_memory_order(make_index<3>({&p.y, &p.x, &positions})), Drop<Acc>{mask},
+                 launch.stream, y, x, Position{});
+  }
 }
 
 constexpr Impl<Dropout> kImpls[] = {

@@ -3,32 +3,39 @@
 #include <cmath>
 
 #include "core/call.h"
+#include "core/philox.h"
 #include "core/tensor.h"
 
 namespace dlkern {
 
-// Forward and backward are the same: y = x / (1 - p) where an element is kept, else 0.
+// y = x / (1 - p) where an element is kept, else 0, and the residual (where there is one) added to it.
+// The backward pass is the same without a residual.
 struct Dropout {
-  Tensor x, rng, y;
+  Tensor x, rng, residual, y;
   double p;
 };
 
-// What becomes of an element, given its random bits.
+inline constexpr int kDropoutBlock = 8;  // elements that share a block of random words
+
+// The halves of an element's random bits, of which the lower one is needed for ties only.
 template <class Acc>
 struct DropoutRule {
   Acc scale;
-  uint32_t last_dropped;
-  bool drops;
+  int upper;  // of the smallest bits that are kept: 0 to 2^16
+  int lower;  // 0 to 2^16 - 1
 
   explicit DropoutRule(double p) : scale(static_cast<Acc>(p < 1 ? 1 / (1 - p) : 0)) {
-    const auto below = static_cast<uint64_t>(std::nearbyint(p * 4294967296.0));
-    drops = below > 0;
-    last_dropped = static_cast<uint32_t>(below - 1);
-  }
-  DLK_HD Acc operator()(Acc x, uint32_t bits) const {
-    return !drops || bits > last_dropped ? x * scale : Acc(0);
+    const auto kept = static_cast<int64_t>(std::nearbyint(p * 4294967296.0));
+    upper = static_cast<int>(kept >> 16);
+    lower = static_cast<int>(kept & 0xffff);
   }
 };
+
+// The random words of element i's block: the upper halves of its elements' bits, or the lower ones.
+DLK_HD PhiloxWords dropout_words(int64_t i, bool lower, uint64_t seed, uint64_t offset) {
+  const uint64_t block = static_cast<uint64_t>(i) / kDropoutBlock;
+  return philox(lower ? block | uint64_t{1} << 63 : block, offset, seed);
+}
 
 template <>
 ImplList<Dropout> cpu_impls<Dropout>();
