@@ -162,27 +162,19 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
   int64_t at[2];
   args.elements.rows.offsets(there ? team.row : 0, at);
   const T* x = args.x + at[0];
-  const T begin = elements > 0 ? *x : T(0.0f);
+  const Acc begin = !args.rms && elements > 0 ? static_cast<Acc>(*x) : Acc(0);
   RowPieces<T, kItems> row;
-  row.load(x, elements, team, align_x, begin);
+  row.load(x, elements, team, align_x, T(0.0f));
   // x minus its first value, where that is finite: the mean of the rest keeps all its digits.
-  Acc shift = 0, mean = 0;
-  const auto deviation = [&](T v) { return (static_cast<Acc>(v) - shift) - mean; };
+  const Acc shift = begin - begin == 0 ? begin : Acc(0);
+  Acc mean = 0;
   if (!args.rms) {
-    const Acc v = static_cast<Acc>(begin);
-    shift = v - v == 0 ? v : Acc(0);
-    Acc sum = 0;  // elements behind the end add 0
-#pragma unroll
-    for (int k = 0; k < row.kElements; ++k) sum += deviation(row.get(k));
+    const Acc sum = row.sum(team, elements, [&](T v, int) { return static_cast<Acc>(v) - shift; });
     mean = team.reduce(sum, Sum{}, Acc(0)) * share;
     row.forget();
   }
-  Acc squares = 0;
-#pragma unroll
-  for (int k = 0; k < row.kElements; ++k) {
-    const Acc d = deviation(row.get(k));
-    squares += row.place(team, k) < elements ? d * d : Acc(0);
-  }
+  const auto deviation = [&](T v) { return (static_cast<Acc>(v) - shift) - mean; };
+  Acc squares = row.sum(team, elements, [&](T v, int) { return deviation(v) * deviation(v); });
   squares = team.reduce(squares, Sum{}, Acc(0));
   row.forget();
   const Acc rstd = 1 / sqrt(squares * share + static_cast<Acc>(args.eps));

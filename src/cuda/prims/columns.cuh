@@ -121,9 +121,13 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
   for (int64_t work = blockIdx.x; work < splits.work(); work += gridDim.x) {
     const ColumnThread t(splits, work);
     State state{};
-    for (int64_t s = t.begin; s < t.end; s += t.step) {
-      state.merge(partial[s * splits.columns + t.column]);
-    }
+    for_positions(t, [&]<int K>(const int64_t(&split)[K]) {
+      State v[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) v[k] = partial[split[k] * splits.columns + t.column];
+#pragma unroll
+      for (int k = 0; k < K; ++k) state.merge(v[k]);
+    });
     state = merge_rows(state, splits.lanes);
     if (t.leader) f.finish(t.column, state);
   }

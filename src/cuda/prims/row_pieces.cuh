@@ -139,6 +139,27 @@ struct RowPieces {
     }
     piece[i].forget();
   }
+  // The sum of f(element, its number k) over this thread's elements of a row of n.
+  template <bool kBlocks, class F>
+  __device__ __forceinline__ Accumulator<T> sum(const RowTeam<kBlocks>& team, int n, F&& f) const {
+    Accumulator<T> total = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int first = place(team, i * kPiece<T>);
+      Accumulator<T> part = 0;
+#pragma unroll
+      for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) part += f(get(k), k);
+      if (n % kPiece<T> != 0 && first + kPiece<T> > n) {
+        part = 0;
+#pragma unroll
+        for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) {
+          if (place(team, k) < n) part += f(get(k), k);
+        }
+      }
+      total += first < n ? part : 0;
+    }
+    return total;
+  }
   // Between two passes over the elements.
   __device__ __forceinline__ void forget() {
 #pragma unroll
