@@ -157,6 +157,20 @@ def softmax_backward(dy: Any, y: Any, axis: Any, log: bool, out: Any, stream: An
 # activation.pxi
 def activation(name: Any, x: Any, numbers: Any, out: Any, stream: Any) -> Any: ...
 def activation_backward(name: Any, dy: Any, x: Any, numbers: Any, out: Any, stream: Any) -> Any: ...
+def gated(
+    name: str, gate: Any, up: Any, tanh: bool, gate_last: bool, out: Any, stream: Any
+) -> Any: ...
+def gated_backward(
+    name: str,
+    dy: Any,
+    gate: Any,
+    up: Any,
+    tanh: bool,
+    gate_last: bool,
+    out: Any,
+    out_up: Any,
+    stream: Any,
+) -> Any: ...
 
 # dropout.pxi
 def dropout(x: Any, rng: Any, residual: Any, p: Any, out: Any, stream: Any) -> Any: ...

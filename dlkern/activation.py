@@ -1,4 +1,4 @@
-"""Activations, element by element, and their gradients.
+"""Activations and gated linear units, element by element, and their gradients.
 
 The gradients take the input `x` of the forward call, not its output. NaN gives NaN (gradients of
 the piecewise linear ones: as in PyTorch), an infinity gives the limit. Small results in the
@@ -236,3 +236,259 @@ def softplus_backward(
     """
     numbers = (("beta", beta), ("threshold", threshold))
     return _dlkern.activation_backward("softplus", dy, x, numbers, out, stream)
+
+
+def relu6(x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Rectified linear unit with a ceiling, :math:`\min(\max(x, 0), 6)`.
+
+    Parameters and errors are those of :func:`relu`.
+    """
+    return _dlkern.activation("relu6", x, (), out, stream)
+
+
+def relu6_backward(dy: Any, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Gradient of :func:`relu6`: `dy` where ``0 < x < 6``, else 0.
+
+    Parameters are those of :func:`relu_backward`.
+    """
+    return _dlkern.activation_backward("relu6", dy, x, (), out, stream)
+
+
+def hardsigmoid(x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Piecewise linear stand-in for :func:`sigmoid`, :math:`relu6(x + 3) / 6`.
+
+    Parameters and errors are those of :func:`relu`.
+    """
+    return _dlkern.activation("hardsigmoid", x, (), out, stream)
+
+
+def hardsigmoid_backward(dy: Any, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Gradient of :func:`hardsigmoid`: ``dy / 6`` where ``-3 < x < 3``, else 0.
+
+    Parameters are those of :func:`relu_backward`.
+    """
+    return _dlkern.activation_backward("hardsigmoid", dy, x, (), out, stream)
+
+
+def hardswish(x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Stand-in for :func:`silu` without exponential, :math:`x \, relu6(x + 3) / 6`.
+
+    Parameters and errors are those of :func:`relu`.
+
+    References
+    ----------
+    Howard et al., "Searching for MobileNetV3", 2019.
+    """
+    return _dlkern.activation("hardswish", x, (), out, stream)
+
+
+def hardswish_backward(dy: Any, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Gradient of :func:`hardswish`: ``dy * (x / 3 + 1 / 2)`` where ``-3 < x < 3``.
+
+    0 below, `dy` above.
+
+    Parameters are those of :func:`relu_backward`.
+    """
+    return _dlkern.activation_backward("hardswish", dy, x, (), out, stream)
+
+
+def mish(x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Smooth self-gated unit, :math:`x \tanh(\log(1 + e^x))`.
+
+    Parameters and errors are those of :func:`relu`.
+
+    References
+    ----------
+    Misra, "Mish: A Self Regularized Non-Monotonic Activation Function", 2019.
+    """
+    return _dlkern.activation("mish", x, (), out, stream)
+
+
+def mish_backward(dy: Any, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Gradient of :func:`mish`.
+
+    Parameters are those of :func:`relu_backward`.
+    """
+    return _dlkern.activation_backward("mish", dy, x, (), out, stream)
+
+
+def selu(x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Self-normalising exponential unit: ``s * x`` where ``x > 0``, else :math:`s a (e^x - 1)`.
+
+    Parameters and errors are those of :func:`relu`.
+
+    ``s = 1.0507009873554805``, ``a = 1.6732632423543772``: mean 0 and variance 1 are a fixed point.
+
+    References
+    ----------
+    Klambauer et al., "Self-Normalizing Neural Networks", 2017.
+    """
+    return _dlkern.activation("selu", x, (), out, stream)
+
+
+def selu_backward(dy: Any, x: Any, *, out: Any = None, stream: Any = None) -> Any:
+    r"""Gradient of :func:`selu`: ``s * dy`` where ``x > 0``, else :math:`s a e^x dy`.
+
+    Parameters are those of :func:`relu_backward`.
+    """
+    return _dlkern.activation_backward("selu", dy, x, (), out, stream)
+
+
+# ---- Gated linear units --------------------------------------------------------------------------
+
+
+def swiglu(
+    gate: Any, up: Any = None, *, gate_last: bool = False, out: Any = None, stream: Any = None
+) -> Any:
+    r"""Gated linear unit :math:`silu(gate) \cdot up`.
+
+    Parameters
+    ----------
+    gate : array
+        float64, float32, float16 or bfloat16 (computed in float32), of any shape and strides.
+        Without `up` it is packed: ``[..., 2 n]``, gate and up side by side in the last axis.
+    up : array, optional
+        Shape and dtype of `gate`.
+    gate_last : bool
+        Of a packed array: the gate is the second half, as in ``torch.nn.functional.glu``; by
+        default the first, as where Llama's gate and up projections are one matrix.
+    out : array, optional
+        Written instead of a new array: the result's shape and dtype. May be `gate` or `up` itself,
+        or that half of a packed array.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`relu`, as are the errors.
+
+    Returns
+    -------
+    array
+        Shape of `gate`, of a packed one ``[..., n]``; dtype, framework and device of `gate`.
+
+    References
+    ----------
+    Shazeer, "GLU Variants Improve Transformer", 2020.
+    """
+    return _dlkern.gated("swiglu", gate, up, False, gate_last, out, stream)
+
+
+def swiglu_backward(
+    dy: Any,
+    gate: Any,
+    up: Any = None,
+    *,
+    gate_last: bool = False,
+    out: Any = None,
+    out_up: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Gradient of :func:`swiglu`.
+
+    .. math:: dgate = dy \, up \, f'(gate), \quad dup = dy \, f(gate), \quad f = silu
+
+    Parameters
+    ----------
+    dy : array
+        Gradient of the loss with respect to the output.
+    gate, up, gate_last
+        As in the forward call.
+    out, out_up : array, optional
+        Receive dgate and dup. Each may be any one of the inputs. For a packed array `out` receives
+        both, packed in the same way.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`relu`.
+
+    Returns
+    -------
+    (array, array) or array
+        dgate and dup; for a packed array one array of its shape.
+    """
+    return _dlkern.gated_backward("swiglu", dy, gate, up, False, gate_last, out, out_up, stream)
+
+
+def geglu(
+    gate: Any,
+    up: Any = None,
+    approximate: str = "none",
+    *,
+    gate_last: bool = False,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Gated linear unit :math:`gelu(gate) \cdot up`; `approximate` is that of :func:`gelu`.
+
+    The other parameters and the errors are those of :func:`swiglu`.
+    """
+    tanh = _gelu_form("geglu", approximate) == "gelu_tanh"
+    return _dlkern.gated("geglu", gate, up, tanh, gate_last, out, stream)
+
+
+def geglu_backward(
+    dy: Any,
+    gate: Any,
+    up: Any = None,
+    approximate: str = "none",
+    *,
+    gate_last: bool = False,
+    out: Any = None,
+    out_up: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`geglu`.
+
+    The other parameters and the result are those of :func:`swiglu_backward`.
+    """
+    tanh = _gelu_form("geglu_backward", approximate) == "gelu_tanh"
+    return _dlkern.gated_backward("geglu", dy, gate, up, tanh, gate_last, out, out_up, stream)
+
+
+def reglu(
+    gate: Any, up: Any = None, *, gate_last: bool = False, out: Any = None, stream: Any = None
+) -> Any:
+    r"""Gated linear unit :math:`relu(gate) \cdot up`.
+
+    Parameters and errors are those of :func:`swiglu`.
+    """
+    return _dlkern.gated("reglu", gate, up, False, gate_last, out, stream)
+
+
+def reglu_backward(
+    dy: Any,
+    gate: Any,
+    up: Any = None,
+    *,
+    gate_last: bool = False,
+    out: Any = None,
+    out_up: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`reglu`.
+
+    Parameters and result are those of :func:`swiglu_backward`.
+    """
+    return _dlkern.gated_backward("reglu", dy, gate, up, False, gate_last, out, out_up, stream)
+
+
+def glu(
+    gate: Any, up: Any = None, *, gate_last: bool = False, out: Any = None, stream: Any = None
+) -> Any:
+    r"""Gated linear unit :math:`sigmoid(gate) \cdot up`.
+
+    Parameters and errors are those of :func:`swiglu`.
+    """
+    return _dlkern.gated("glu", gate, up, False, gate_last, out, stream)
+
+
+def glu_backward(
+    dy: Any,
+    gate: Any,
+    up: Any = None,
+    *,
+    gate_last: bool = False,
+    out: Any = None,
+    out_up: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`glu`.
+
+    Parameters and result are those of :func:`swiglu_backward`.
+    """
+    return _dlkern.gated_backward("glu", dy, gate, up, False, gate_last, out, out_up, stream)

@@ -173,6 +173,28 @@ def _activation(name: str, **options: float | str) -> list[Op]:
     ]
 
 
+def _gated(name: str, **options: str) -> list[Op]:
+    split = {"gate": normal(5, 37), "up": normal(5, 37)}
+    packed = {"gate": normal(5, 48)}
+    return [
+        Op(name, split, {"out": (5, 37)}, options),
+        Op(name, packed, {"out": (5, 24)}, options, variant="packed"),
+        Op(
+            f"{name}_backward",
+            {"dy": normal(5, 37), **split},
+            {"out": (5, 37), "out_up": (5, 37)},
+            options,
+        ),
+        Op(
+            f"{name}_backward",
+            {"dy": normal(5, 24), **packed},
+            {"out": (5, 48)},
+            {**options, "gate_last": True},
+            variant="packed",
+        ),
+    ]
+
+
 OPS = [
     # activation
     *_activation("relu"),
@@ -184,6 +206,15 @@ OPS = [
     *_activation("tanh"),
     *_activation("softplus", beta=1.5, threshold=2.0),
     Op("gelu", {"x": normal(5, 37)}, {"out": (5, 37)}, {"approximate": "tanh"}, variant="tanh"),
+    *_activation("relu6"),
+    *_activation("hardswish"),
+    *_activation("hardsigmoid"),
+    *_activation("mish"),
+    *_activation("selu"),
+    *_gated("swiglu"),
+    *_gated("geglu", approximate="tanh"),
+    *_gated("reglu"),
+    *_gated("glu"),
     # softmax
     Op("softmax", {"x": normal(5, 37)}, {"out": (5, 37)}),
     Op("softmax", {"x": normal(4, 9, 6)}, {"out": (4, 9, 6)}, {"axis": 1}, variant="axis"),

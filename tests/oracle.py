@@ -46,6 +46,11 @@ TOLERANCES = {
     "sigmoid": Tolerance(8),
     "tanh": Tolerance(8),
     "softplus": Tolerance(8),
+    "relu6": Tolerance(0),
+    "hardswish": Tolerance(4),
+    "hardsigmoid": Tolerance(4),
+    "mish": Tolerance(8),
+    "selu": Tolerance(4),
     "activation_backward": Tolerance(16, 1e-1),
     # rows
     "softmax": Tolerance(16),

@@ -65,6 +65,45 @@ CASES = {
         lambda x: np.where(2 * x > 20, 1, sigmoid(2 * x)),
     ),
 }
+SELU_SCALE, SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
+
+
+def softplus(x):
+    return np.logaddexp(0, x)
+
+
+def mish_terms(x):
+    """tanh(softplus(x)), and x times its derivative (1 - tanh^2) sigmoid, without cancellation."""
+    two_sp = 2 * softplus(x)
+    return np.tanh(softplus(x)), x * 4 * sigmoid_slope(two_sp) * sigmoid(x)
+
+
+CASES |= {
+    "relu6": (
+        {},
+        lambda x: np.clip(x, 0, 6),
+        lambda x: np.where((x > 0) & (x < 6), 1.0, 0.0),
+    ),
+    "hardswish": (
+        {},
+        lambda x: x * np.clip(x + 3, 0, 6) / 6,
+        lambda x: (
+            np.where(np.abs(x) < 3, x / 3, 0),
+            np.where(x <= -3, 0, np.where(x < 3, 0.5, 1)),
+        ),
+    ),
+    "hardsigmoid": (
+        {},
+        lambda x: np.clip(x + 3, 0, 6) / 6,
+        lambda x: np.where(np.abs(x) < 3, 1 / 6, 0),
+    ),
+    "mish": ({}, lambda x: x * np.tanh(softplus(x)), mish_terms),
+    "selu": (
+        {},
+        lambda x: SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * np.expm1(np.minimum(x, 0))),
+        lambda x: SELU_SCALE * np.where(x > 0, 1, SELU_ALPHA * np.exp(np.minimum(x, 0))),
+    ),
+}
 each_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -117,8 +156,9 @@ def test_gradient_by_finite_differences(rng, case):
         (dlkern.softplus, lambda x: math.log1p(math.exp(x)), -86, 15, 4),
         (dlkern.gelu, lambda x: x * float(cdf(x)), -12.9, 20, 8),
         (dlkern.silu, lambda x: x * float(sigmoid(x)), -80, 80, 5),
+        (dlkern.mish, lambda x: x * math.tanh(float(softplus(x))), -80, 80, 8),
     ],
-    ids=["tanh", "sigmoid", "expm1", "exp", "log1p", "normal", "silu"],
+    ids=["tanh", "sigmoid", "expm1", "exp", "log1p", "normal", "silu", "mish"],
 )
 def test_float32_functions_in_units_of_the_last_place(function, exact, low, high, ulp):
     """Over all magnitudes and densely where most inputs lie."""
@@ -234,20 +274,36 @@ def test_infinities_give_the_limit_and_nan_propagates(backend, dtype, case):
     one = backend.array(rounded(np.ones(5), dtype))
     y = backend.numpy(forward(case, backend.array(x)))
     dx = backend.numpy(backward(case, one, backend.array(x)))
-    scale = {"leaky_relu": 0.125}.get(case, 0)
-    floor = {"tanh": -1, "elu": -1.5}.get(case, 0)
-    top = {"sigmoid": 1, "tanh": 1}.get(case, np.inf)
-    assert y[0] == (-np.inf if scale else floor)
-    assert y[1] == pytest.approx(scale * float64(x)[1] if scale else floor)
-    assert y[2] == min(top, float64(x)[2])
+    low = {"leaky_relu": 0.125}.get(case, 0)  # slope
+    floor = {"tanh": -1, "elu": -1.5, "selu": -SELU_SCALE * SELU_ALPHA}.get(case, 0)
+    assert y[0] == (-np.inf if low else pytest.approx(floor, rel=4e-3))
+    assert y[1] == pytest.approx(low * float64(x)[1] if low else floor, rel=4e-3)
+    top = {"sigmoid": 1, "hardsigmoid": 1, "tanh": 1, "relu6": 6}.get(case, np.inf)
+    if case == "selu":
+        assert y[2] == np.inf
+    else:
+        assert y[2] == min(top, float64(x)[2])
     assert y[3] == top
     assert np.isnan(y[4])
-    slope = 0 if top == 1 else 1
-    np.testing.assert_array_equal(dx[:4], [scale, scale, slope, slope])
-    if case in ("relu", "leaky_relu"):  # as PyTorch
-        assert dx[4] == (scale or 1)
-    else:
-        assert np.isnan(dx[4])
+    high = 0 if top < np.inf else SELU_SCALE if case == "selu" else 1
+    np.testing.assert_allclose(dx[:4], [low, low, high, high], rtol=4e-3, atol=0)
+    at_nan = {"relu": 1, "leaky_relu": 0.125, "relu6": 1, "hardswish": 1, "hardsigmoid": 0}
+    np.testing.assert_equal(dx[4], at_nan.get(case, np.nan))  # as PyTorch
+
+
+def test_kinks_as_in_torch(backend):
+    """Where the piecewise linear ones bend."""
+    torch = pytest.importorskip("torch")
+    x = np.array([-3.0, 0.0, 3.0, 6.0])
+    for name in ("relu", "relu6", "hardswish", "hardsigmoid", "selu"):
+        t = torch.from_numpy(x).requires_grad_()
+        y = getattr(torch.nn.functional, name)(t)
+        y.sum().backward()
+        got = backend.numpy(getattr(dlkern, name)(backend.array(x)))
+        np.testing.assert_allclose(got, y.detach().numpy(), rtol=1e-15)
+        backward_of = getattr(dlkern, f"{name}_backward")
+        got = backend.numpy(backward_of(backend.array(np.ones(4)), backend.array(x)))
+        np.testing.assert_allclose(got, t.grad.numpy(), rtol=1e-15)
 
 
 def test_relu_blocks_an_infinite_gradient(backend, dtype):

@@ -260,15 +260,24 @@ struct Range {
   intptr_t low, high;  // bytes, half open
 };
 
-Range range_of(const Tensor& t) {
+// Along the dimensions whose strides are no multiples of `period` bytes; 0: along all.
+Range range_of(const Tensor& t, intptr_t period = 0) {
   const auto item = static_cast<intptr_t>(dtype_size(t.dtype));
   intptr_t low = reinterpret_cast<intptr_t>(t.data);
   intptr_t high = low + item;
   for (int d = 0; d < t.ndim; ++d) {
+    if (period != 0 && t.strides[d] * item % period == 0) continue;
     const intptr_t extent = t.strides[d] * (t.shape[d] - 1) * item;
     (extent < 0 ? low : high) += extent;
   }
   return {low, high};
+}
+
+// Whether addresses of a and b differ even modulo `period` bytes.
+bool disjoint_modulo(intptr_t period, const Tensor& a, const Tensor& b) {
+  const Range ra = range_of(a, period), rb = range_of(b, period);
+  const intptr_t apart = ((rb.low - ra.low) % period + period) % period;
+  return apart >= ra.high - ra.low && apart + (rb.high - rb.low) <= period;
 }
 
 }  // namespace
@@ -277,20 +286,17 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
   if (!a || !b || a.numel() == 0 || b.numel() == 0) return false;
   const Range ra = range_of(a), rb = range_of(b);
   if (ra.high <= rb.low || rb.high <= ra.low) return false;
-  // All addresses of both are base + a multiple of g; bases that differ modulo g never meet.
-  const auto item_a = static_cast<int64_t>(dtype_size(a.dtype));
-  const auto item_b = static_cast<int64_t>(dtype_size(b.dtype));
-  if (item_a != item_b) return true;
-  int64_t g = 0;
-  for (int d = 0; d < a.ndim; ++d) {
-    if (a.shape[d] > 1) g = std::gcd(g, std::llabs(a.strides[d]) * item_a);
+  // Any stride may be a period that keeps the two apart, and so may a divisor of them all.
+  int64_t all = 0;
+  for (const Tensor* t : {&a, &b}) {
+    for (int d = 0; d < t->ndim; ++d) {
+      if (t->shape[d] <= 1 || t->strides[d] == 0) continue;
+      const int64_t period = std::llabs(t->strides[d]) * static_cast<int64_t>(dtype_size(t->dtype));
+      if (disjoint_modulo(period, a, b)) return false;
+      all = std::gcd(all, period);
+    }
   }
-  for (int d = 0; d < b.ndim; ++d) {
-    if (b.shape[d] > 1) g = std::gcd(g, std::llabs(b.strides[d]) * item_b);
-  }
-  const int64_t apart =
-      std::llabs(reinterpret_cast<intptr_t>(a.data) - reinterpret_cast<intptr_t>(b.data));
-  return g == 0 ? apart < item_a : apart % g < item_a || g - apart % g < item_a;
+  return all == 0 || !disjoint_modulo(all, a, b);
 }
 
 }  // namespace dlkern

@@ -64,8 +64,8 @@ bool same_shape(const Tensor& a, const Tensor& b);
 // Distinct indices that share one address (a broadcast view): never valid for an output.
 bool has_internal_overlap(const Tensor& t);
 
-// Whether two tensors may share bytes. Views of one array that interleave (x[0::2], x[1::2]) are
-// recognised as disjoint.
+// Whether two tensors may share bytes. Views of one array that interleave (x[0::2] and x[1::2], the
+// halves of its columns) are recognised as disjoint.
 bool may_overlap(const Tensor& a, const Tensor& b);
 
 }  // namespace dlkern

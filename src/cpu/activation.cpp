@@ -1,4 +1,5 @@
-// Activations on the CPU: spans in parallel, one vectorised loop per activation.
+// Activations and gated linear units on the CPU: spans in parallel, one vectorised loop for each
+// activation.
 #include "ops/activation.h"
 
 #include "core/fast_math.h"
@@ -45,6 +46,40 @@ void backward(const ActivationBackward& p) {
       Out<T>{p.dx.as<T>()}, In<T>{p.dy.as<T>()}, In<T>{p.x.as<T>()});
 }
 
+template <dlk_activation kKind, class Acc>
+void gated_span(int64_t n, Acc* y, const Acc* gate, const Acc* up) {
+  DLK_SIMD for (int64_t i = 0; i < n; ++i) y[i] = gated_forward<kKind, FastMath>(gate[i], up[i]);
+}
+
+template <dlk_activation kKind, class Acc>
+void gated_backward_span(int64_t n, Acc* dgate, Acc* dup, const Acc* dy, const Acc* gate,
+                         const Acc* up) {
+  DLK_SIMD for (int64_t i = 0; i < n; ++i) {
+    const GatedGradients<Acc> d = gated_backward<kKind, FastMath>(dy[i], gate[i], up[i]);
+    dgate[i] = d.gate;
+    dup[i] = d.up;
+  }
+}
+
+template <class T>
+void gated(const GatedForward& p) {
+  using Acc = Accumulator<T>;
+  void (*span)(int64_t, Acc*, const Acc*, const Acc*) = nullptr;
+  dispatch_gate(p.kind, [&]<dlk_activation kKind>() { span = gated_span<kKind, Acc>; });
+  map_spans(in_memory_order(make_index<3>({&p.y, &p.gate, &p.up})), span, Out<T>{p.y.as<T>()},
+            In<T>{p.gate.as<T>()}, In<T>{p.up.as<T>()});
+}
+
+template <class T>
+void gated(const GatedBackward& p) {
+  using Acc = Accumulator<T>;
+  void (*span)(int64_t, Acc*, Acc*, const Acc*, const Acc*, const Acc*) = nullptr;
+  dispatch_gate(p.kind, [&]<dlk_activation kKind>() { span = gated_backward_span<kKind, Acc>; });
+  map_spans(in_memory_order(make_index<5>({&p.dgate, &p.dup, &p.dy, &p.gate, &p.up})), span,
+            Out<T>{p.dgate.as<T>()}, Out<T>{p.dup.as<T>()}, In<T>{p.dy.as<T>()},
+            In<T>{p.gate.as<T>()}, In<T>{p.up.as<T>()});
+}
+
 constexpr Impl<ActivationForward> kForward[] = {
     {"cpu_spans", supports_all, nullptr,
      [](const ActivationForward& p, const Launch&) {
@@ -57,6 +92,18 @@ constexpr Impl<ActivationBackward> kBackward[] = {
        dispatch_floating(p.x.dtype, [&]<class T>() { backward<T>(p); });
      }},
 };
+constexpr Impl<GatedForward> kGatedForward[] = {
+    {"cpu_spans", supports_all, nullptr,
+     [](const GatedForward& p, const Launch&) {
+       dispatch_floating(p.y.dtype, [&]<class T>() { gated<T>(p); });
+     }},
+};
+constexpr Impl<GatedBackward> kGatedBackward[] = {
+    {"cpu_spans", supports_all, nullptr,
+     [](const GatedBackward& p, const Launch&) {
+       dispatch_floating(p.dy.dtype, [&]<class T>() { gated<T>(p); });
+     }},
+};
 
 }  // namespace
 
@@ -67,6 +114,15 @@ ImplList<ActivationForward> cpu_impls<ActivationForward>() {
 template <>
 ImplList<ActivationBackward> cpu_impls<ActivationBackward>() {
   return kBackward;
+}
+
+template <>
+ImplList<GatedForward> cpu_impls<GatedForward>() {
+  return kGatedForward;
+}
+template <>
+ImplList<GatedBackward> cpu_impls<GatedBackward>() {
+  return kGatedBackward;
 }
 
 }  // namespace dlkern

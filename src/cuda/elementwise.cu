@@ -13,6 +13,7 @@ using namespace gpu;
 
 template <class V>
 struct WeightedSum {
+  using Pointwise = void;
   V alpha, beta;
 
   template <int W>

@@ -14,6 +14,7 @@ using namespace gpu;
 
 template <class Acc>
 struct Sgd {
+  using Pointwise = void;
   SgdRule<Acc> rule;
 
   template <int W>
@@ -32,6 +33,7 @@ struct Sgd {
 
 template <class Acc>
 struct Adamw {
+  using Pointwise = void;
   AdamwRule<Acc> rule;
   const void* step;  // device memory, or nullptr: rule has it already
   bool step_is_64_bit;

@@ -18,6 +18,16 @@ struct ActivationBackward {
   double alpha, threshold;
 };
 
+struct GatedForward {
+  Tensor gate, up, y;
+  dlk_activation kind;
+};
+
+struct GatedBackward {
+  Tensor dy, gate, up, dgate, dup;
+  dlk_activation kind;
+};
+
 template <>
 ImplList<ActivationForward> cpu_impls<ActivationForward>();
 template <>
@@ -26,5 +36,13 @@ template <>
 ImplList<ActivationForward> gpu_impls<ActivationForward>();
 template <>
 ImplList<ActivationBackward> gpu_impls<ActivationBackward>();
+template <>
+ImplList<GatedForward> cpu_impls<GatedForward>();
+template <>
+ImplList<GatedBackward> cpu_impls<GatedBackward>();
+template <>
+ImplList<GatedForward> gpu_impls<GatedForward>();
+template <>
+ImplList<GatedBackward> gpu_impls<GatedBackward>();
 
 }  // namespace dlkern

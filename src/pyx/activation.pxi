@@ -10,6 +10,11 @@ cdef extern from "dlkern/activation.h" nogil:
         DLK_ACTIVATION_SIGMOID
         DLK_ACTIVATION_TANH
         DLK_ACTIVATION_SOFTPLUS
+        DLK_ACTIVATION_RELU6
+        DLK_ACTIVATION_HARDSWISH
+        DLK_ACTIVATION_HARDSIGMOID
+        DLK_ACTIVATION_MISH
+        DLK_ACTIVATION_SELU
     double DLK_ACTIVATION_ALPHA(int)
     double DLK_ACTIVATION_THRESHOLD
     ctypedef struct dlk_activation_params:
@@ -21,6 +26,16 @@ cdef extern from "dlkern/activation.h" nogil:
                                         const dlk_activation_params*, const dlk_launch*)
     dlk_status_t dlk_activation_backward(const DLTensor*, const DLTensor*, const DLTensor*,
                                          const dlk_activation_params*, const dlk_launch*)
+    ctypedef struct dlk_gated_params:
+        uint32_t struct_size
+        int32_t kind
+        int32_t gate_last
+        uint32_t reserved
+    dlk_status_t dlk_gated_forward(const DLTensor*, const DLTensor*, const DLTensor*,
+                                   const dlk_gated_params*, const dlk_launch*)
+    dlk_status_t dlk_gated_backward(const DLTensor*, const DLTensor*, const DLTensor*,
+                                    const DLTensor*, const DLTensor*, const dlk_gated_params*,
+                                    const dlk_launch*)
 
 cdef dict _activations = {
     "relu": DLK_ACTIVATION_RELU,
@@ -32,6 +47,11 @@ cdef dict _activations = {
     "sigmoid": DLK_ACTIVATION_SIGMOID,
     "tanh": DLK_ACTIVATION_TANH,
     "softplus": DLK_ACTIVATION_SOFTPLUS,
+    "relu6": DLK_ACTIVATION_RELU6,
+    "hardswish": DLK_ACTIVATION_HARDSWISH,
+    "hardsigmoid": DLK_ACTIVATION_HARDSIGMOID,
+    "mish": DLK_ACTIVATION_MISH,
+    "selu": DLK_ACTIVATION_SELU,
 }
 
 
@@ -80,4 +100,48 @@ def activation_backward(str name, dy, x, tuple numbers, out, stream):
     while call.pending():
         with nogil:
             call.status = dlk_activation_backward(tdy, tx, tdx, &params, &call.launch)
+    return call.result()
+
+
+cdef dict _gated = {"glu": "sigmoid", "swiglu": "silu", "reglu": "relu", "geglu": "gelu"}
+
+
+cdef dlk_gated_params gated_params(str name, bint tanh, bint gate_last):
+    activation = "gelu_tanh" if tanh else _gated[name]
+    return dlk_gated_params(sizeof(dlk_gated_params), _activations[activation], gate_last, 0)
+
+
+def gated(str name, gate, up, bint tanh, bint gate_last, out, stream):
+    cdef Call call = Call(name, stream)
+    cdef const DLTensor* tgate = call.input("gate", gate)
+    cdef const DLTensor* tup = call.optional_input("up", up)
+    cdef int64_t shape[MAX_DIMS]
+    for i in range(tgate.ndim):
+        shape[i] = tgate.shape[i]
+    if tup == NULL and tgate.ndim > 0:
+        shape[tgate.ndim - 1] //= 2
+    cdef const DLTensor* ty = call.output("y", out, tgate.ndim, shape, tgate.dtype)
+    cdef dlk_gated_params params = gated_params(name, tanh, gate_last)
+    while call.pending():
+        with nogil:
+            call.status = dlk_gated_forward(tgate, tup, ty, &params, &call.launch)
+    return call.result()
+
+
+def gated_backward(str name, dy, gate, up, bint tanh, bint gate_last, out, out_up, stream):
+    cdef Call call = Call(name + "_backward", stream)
+    if up is None and out_up is not None:
+        raise ValueError(f"{call.op}: out_up is given without up: the gradient of a packed gate and "
+                         "up is one array, out")
+    cdef const DLTensor* tdy = call.input("dy", dy)
+    cdef const DLTensor* tgate = call.input("gate", gate)
+    cdef const DLTensor* tup = call.optional_input("up", up)
+    cdef const DLTensor* tdgate = call.output_like("dgate", out, tgate)
+    cdef const DLTensor* tdup = NULL
+    if tup != NULL:
+        tdup = call.output_like("dup", out_up, tup)
+    cdef dlk_gated_params params = gated_params(name, tanh, gate_last)
+    while call.pending():
+        with nogil:
+            call.status = dlk_gated_backward(tdy, tgate, tup, tdgate, tdup, &params, &call.launch)
     return call.result()

@@ -1,20 +1,28 @@
 // One launcher for element-wise kernels over strided tensors.
 //
 //     struct Add {                        // a functor over packs of W elements
+//       using Pointwise = void;
 //       template <int W>
 //       __device__ void operator()(Pack<float, W>& y, const Pack<float, W>& a, ...) const;
 //     };
 //     map_elements(index, Add{...}, launch.stream, Out<T>{y}, In<T>{a}, In<T>{b});
 //
-// A thread takes packs of W elements at a time, in a grid-stride loop. W fills 16-byte accesses of
-// the widest type where all addresses, extents and strides allow that, else W is 1. Packs hold what
-// is computed with: float for 16-bit types. An optional member `prepare()` is called once per
-// thread before the loop, for what must be read from device memory.
+// Packs hold what is computed with: float for 16-bit types. Three kernels, of which the first that
+// fits is taken:
+//   flat        everything contiguous: packs of W neighbours, which fill accesses of 16 (or 8) bytes
+//               of the widest type
+//   in rows     the same where only the innermost dimension is contiguous (or repeated)
+//   scattered   any strides and alignment: single elements
+// Each thread has about 64 bytes of inputs on their way before it waits for the first. A functor
+// that is Pointwise does not care which elements share a pack; to others packs of more than one
+// element are neighbours that begin at a multiple of W. An optional member `prepare()` is called
+// once per thread, for what must be read from device memory.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
+#include "core/fast_div.h"
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
 #include "cuda/prims/vec.cuh"
@@ -33,101 +41,335 @@ template <class T>
 struct In {
   using Value = Computed<T>;
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kIsWritten = false;
+  static constexpr bool kIsRead = true, kIsWritten = false;
+  template <int W>
+  using Fetched = Raw<T, W>;
   const T* data;
 
   const void* address() const { return data; }
-  // `count` elements of a pack; step is 1, or 0 where one element stands for all of them.
+  // The first `count` elements of a pack, the others as 0; step is 1, or 0 where one element stands
+  // for all of them.
   template <int W>
-  __device__ void load(int64_t at, int64_t step, int count, Pack<Value, W>& pack) const {
-    if (data == nullptr) return;
-    if (W > 1 && step == 1 && count == W) {
-      const Vec<T, W> vec = load_vec<W>(data + at);
+  __device__ __forceinline__ void fetch(int64_t at, int64_t step, int count,
+                                        Raw<T, W>& raw) const {
+    if (data == nullptr) {
+      raw.fill(T{});
+    } else if (step == 0) {
+      raw.fill(data[at]);
+    } else if (count == W) {
+      raw.load(data + at);
+    } else {
 #pragma unroll
-      for (int k = 0; k < W; ++k) pack[k] = static_cast<Value>(vec.v[k]);
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < W; ++k) {
-      if (k < count) pack[k] = static_cast<Value>(data[at + k * step]);
+      for (int k = 0; k < W; ++k) raw.set(k, k < count ? data[at + k] : T{});
     }
   }
   template <int W>
-  __device__ void store(int64_t, int, const Pack<Value, W>&) const {}
+  __device__ __forceinline__ void unpack(const Raw<T, W>& raw, int64_t, int64_t,
+                                         Pack<Value, W>& pack) const {
+    raw.unpack(pack.v);
+  }
+  __device__ __forceinline__ void load(int64_t at, Value& v) const {
+    v = data == nullptr ? Value{} : static_cast<Value>(data[at]);
+  }
+  template <int W>
+  __device__ __forceinline__ void store(int64_t, int, const Pack<Value, W>&) const {}
+  __device__ __forceinline__ void store(int64_t, const Value&) const {}
 };
 template <class T>
 struct Out {
   using Value = Computed<T>;
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kIsWritten = true;
+  static constexpr bool kIsRead = false, kIsWritten = true;
+  template <int W>
+  struct Fetched {};
   T* data;
 
   const void* address() const { return data; }
   template <int W>
-  __device__ void load(int64_t, int64_t, int, Pack<Value, W>&) const {}
+  __device__ __forceinline__ void fetch(int64_t, int64_t, int, Fetched<W>&) const {}
   template <int W>
-  __device__ void store(int64_t at, int count, const Pack<Value, W>& pack) const {
+  __device__ __forceinline__ void unpack(const Fetched<W>&, int64_t, int64_t,
+                                         Pack<Value, W>&) const {}
+  __device__ __forceinline__ void load(int64_t, Value&) const {}
+  template <int W>
+  __device__ __forceinline__ void store(int64_t at, int count, const Pack<Value, W>& pack) const {
     if (data == nullptr) return;
-    if (W > 1 && count == W) {
-      Vec<T, W> vec;
+    Raw<T, W> raw;
+    raw.pack(pack.v);
+    if (count == W) {
+      raw.store(data + at);
+    } else {
 #pragma unroll
-      for (int k = 0; k < W; ++k) vec.v[k] = static_cast<T>(pack[k]);
-      store_vec(data + at, vec);
-      return;
+      for (int k = 0; k < W; ++k) {
+        if (k < count) data[at + k] = raw.get(k);
+      }
     }
-#pragma unroll
-    for (int k = 0; k < W; ++k) {
-      if (k < count) data[at + k] = static_cast<T>(pack[k]);
-    }
+  }
+  __device__ __forceinline__ void store(int64_t at, const Value& v) const {
+    if (data != nullptr) data[at] = static_cast<T>(v);
   }
 };
 template <class T>
 struct InOut : Out<T> {
   using Value = Computed<T>;
+  static constexpr bool kIsRead = true;
   template <int W>
-  __device__ void load(int64_t at, int64_t step, int count, Pack<Value, W>& pack) const {
-    In<T>{this->data}.load(at, step, count, pack);
+  using Fetched = Raw<T, W>;
+
+  template <int W>
+  __device__ __forceinline__ void fetch(int64_t at, int64_t step, int count,
+                                        Raw<T, W>& raw) const {
+    In<T>{this->data}.fetch(at, step, count, raw);
+  }
+  template <int W>
+  __device__ __forceinline__ void unpack(const Raw<T, W>& raw, int64_t, int64_t,
+                                         Pack<Value, W>& pack) const {
+    raw.unpack(pack.v);
+  }
+  __device__ __forceinline__ void load(int64_t at, Value& v) const {
+    In<T>{this->data}.load(at, v);
   }
 };
 // The offsets themselves, where the index holds strides that count something else than memory.
 struct Position {
   using Value = int64_t;
   static constexpr int kBytes = 1;
-  static constexpr bool kIsWritten = false;
+  static constexpr bool kIsRead = false, kIsWritten = false;
+  template <int W>
+  struct Fetched {};
 
   const void* address() const { return nullptr; }
   template <int W>
-  __device__ void load(int64_t at, int64_t step, int, Pack<Value, W>& pack) const {
+  __device__ __forceinline__ void fetch(int64_t, int64_t, int, Fetched<W>&) const {}
+  template <int W>
+  __device__ __forceinline__ void unpack(const Fetched<W>&, int64_t at, int64_t step,
+                                         Pack<Value, W>& pack) const {
 #pragma unroll
     for (int k = 0; k < W; ++k) pack[k] = at + k * step;
   }
+  __device__ __forceinline__ void load(int64_t at, Value& v) const { v = at; }
   template <int W>
-  __device__ void store(int64_t, int, const Pack<Value, W>&) const {}
+  __device__ __forceinline__ void store(int64_t, int, const Pack<Value, W>&) const {}
+  __device__ __forceinline__ void store(int64_t, const Value&) const {}
 };
 
 namespace detail {
 
-// The index with packs in place of elements.
+inline constexpr int kThreads = 256;  // of a block
+inline constexpr int kScattered = 4;  // elements of a thread of the last kernel
+
+template <class F>
+concept HasPrepare = requires(F f) { f.prepare(); };
+template <class F>
+concept IsPointwise = requires { typename F::Pointwise; };
+
+// ---- Where packs lie -----------------------------------------------------------------------------
+
+// Contiguous tensors.
 template <int N>
-struct PackIndex {
-  StridedIndex<N> packs;
-  int64_t numel;    // elements; the last pack of a one-dimensional index may not be full
-  int64_t step[N];  // within a pack
+struct FlatIndex {
+  int64_t numel;
+
+  __device__ void offsets(int64_t first, int64_t (&at)[N]) const {
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] = first;
+  }
+  __device__ int64_t step(int) const { return 1; }
 };
 
-template <int N, int W>
-PackIndex<N> in_packs(const StridedIndex<N>& index) {
-  PackIndex<N> p{index, index.numel, {}};
-  if (W == 1 || index.ndim == 0) return p;
-  const int last = index.ndim - 1;
-  p.packs.shape[last] = ceil_div(index.shape[last], W);
-  p.packs.numel = index.numel / index.shape[last] * p.packs.shape[last];
-  for (int n = 0; n < N; ++n) {
-    p.step[n] = index.stride[n][last];
-    p.packs.stride[n][last] = W * index.stride[n][last];
+// Any strides, by divisions that were prepared.
+template <int N>
+struct DividedIndex {
+  int64_t numel;
+  int inner;  // the innermost dimension
+  FastDiv shape[kMaxDims];
+  int64_t stride[N][kMaxDims];
+
+  explicit DividedIndex(const StridedIndex<N>& index)
+      : numel(index.numel), inner(std::max(index.ndim - 1, 0)) {
+    for (int d = 0; d < index.ndim; ++d) shape[d] = FastDiv(index.shape[d]);
+    for (int n = 0; n < N; ++n) {
+      for (int d = 0; d < kMaxDims; ++d) stride[n][d] = index.stride[n][d];
+    }
   }
-  return p;
+  __device__ void offsets(int64_t first, int64_t (&at)[N]) const {
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] = 0;
+#pragma unroll 1
+    for (int d = inner; d > 0; --d) {
+      const int64_t q = shape[d](first), r = first - q * shape[d].divisor();
+#pragma unroll
+      for (int n = 0; n < N; ++n) at[n] += r * stride[n][d];
+      first = q;
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] += first * stride[n][0];
+  }
+  __device__ int64_t step(int n) const { return stride[n][inner]; }
+};
+
+// ---- Packs of neighbours -------------------------------------------------------------------------
+
+// One operand's packs of a thread, as they were fetched.
+template <size_t I, class Operand, int W, int kItems>
+struct Queue {
+  typename Operand::template Fetched<W> items[kItems];
+
+  __device__ __forceinline__ void advance() {
+#pragma unroll
+    for (int i = 1; i < kItems; ++i) items[i - 1] = items[i];
+  }
+};
+template <size_t I, class Operand, int W>
+struct PackOf {
+  Pack<typename Operand::Value, W> pack;
+};
+
+template <int W, int kItems, class Sequence, class... Operands>
+struct Queues;
+template <int W, int kItems, size_t... I, class... Operands>
+struct Queues<W, kItems, std::index_sequence<I...>, Operands...>
+    : Queue<I, Operands, W, kItems>... {
+  template <class Index>
+  __device__ __forceinline__ void fetch(const Index& index, int64_t first, int count, int item,
+                                        const Operands&... operands) {
+    int64_t at[sizeof...(Operands)];
+    index.offsets(first, at);
+    (operands.fetch(at[I], index.step(I), count, Queue<I, Operands, W, kItems>::items[item]), ...);
+  }
+  // Computes what was fetched first, and stores it.
+  template <class F, class Index>
+  __device__ __forceinline__ void finish(const F& f, const Index& index, int64_t first, int count,
+                                         const Operands&... operands) {
+    struct : PackOf<I, Operands, W>... {
+    } all;
+    int64_t at[sizeof...(Operands)];
+    index.offsets(first, at);
+    (operands.unpack(Queue<I, Operands, W, kItems>::items[0], at[I], index.step(I),
+                     all.PackOf<I, Operands, W>::pack),
+     ...);
+    f(all.PackOf<I, Operands, W>::pack...);
+    (operands.store(at[I], count, all.PackOf<I, Operands, W>::pack), ...);
+    (Queue<I, Operands, W, kItems>::advance(), ...);
+  }
+};
+
+// Bytes of one element of all inputs, and of the widest operand.
+template <class... Operands>
+inline constexpr int kBytesIn = ((Operands::kIsRead ? Operands::kBytes : 0) + ... + 0);
+template <class... Operands>
+inline constexpr int kWidest = std::max({Operands::kBytes...});
+
+// Blocks of a multiprocessor, at least: the functions of doubles want more registers than 4 leave.
+template <class... Operands>
+inline constexpr int kBlocks = kWidest<Operands...> == 8 ? 2 : 4;
+// Elements of a pack. Of more than 4 operands those of 16 bytes would not fit in the registers.
+template <class... Operands>
+inline constexpr int kWidth =
+    std::max((sizeof...(Operands) > 4 ? 8 : 16) / kWidest<Operands...>, 2);
+
+template <int W, class... Operands>
+inline constexpr int kItemsOf = std::clamp(64 / std::max(W * kBytesIn<Operands...>, 1), 1, 4);
+
+// A block has `items` <= kItems packs for each of its threads, side by side.
+template <int W, int kItems, class Index, class F, class... Operands>
+__global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
+    packs_kernel(F f, Index index, int items, Operands... operands) {
+  if constexpr (HasPrepare<F>) f.prepare();
+  constexpr int64_t kNext = int64_t{kThreads} * W;
+  const int64_t block = int64_t{blockIdx.x} * items * kNext;
+  int64_t first = block + threadIdx.x * W;
+  const auto count_at = [&](int64_t at) {
+    return static_cast<int>(max(min(index.numel - at, int64_t{W}), int64_t{0}));
+  };
+  Queues<W, kItems, std::index_sequence_for<Operands...>, Operands...> queues;
+  // Elements past the end are computed on zeros and not stored.
+  if (items == kItems && block + kItems * kNext <= index.numel) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) queues.fetch(index, first + i * kNext, W, i, operands...);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (i < items && first + i * kNext < index.numel) {
+        queues.fetch(index, first + i * kNext, count_at(first + i * kNext), i, operands...);
+      }
+    }
+  }
+#pragma unroll 1  // one copy of what f may be
+  for (int i = 0; i < items && first < index.numel; ++i, first += kNext) {
+    queues.finish(f, index, first, count_at(first), operands...);
+  }
 }
+
+template <int W, class Index, class F, class... Operands>
+void launch_packs(const Index& index, const F& f, void* stream, Operands... operands) {
+  constexpr int kItems = kItemsOf<W, Operands...>;
+  const int64_t packs = ceil_div(index.numel, W);
+  // Several packs for each thread once there are enough for all multiprocessors.
+  const bool many = packs >= int64_t{kThreads} * kItems * multiprocessor_count() * 2;
+  const int items = many ? kItems : 1;
+  const int64_t blocks = ceil_div(packs, int64_t{kThreads} * items);
+  launch_kernel(packs_kernel<W, kItems, Index, F, Operands...>, static_cast<unsigned>(blocks),
+                kThreads, 0, stream, f, index, items, operands...);
+}
+
+// ---- Single elements -----------------------------------------------------------------------------
+
+template <int W, class Sequence, class... Operands>
+struct PackSet;
+template <int W, size_t... I, class... Operands>
+struct PackSet<W, std::index_sequence<I...>, Operands...> : PackOf<I, Operands, W>... {
+  template <int N>
+  __device__ __forceinline__ void load(int k, const int64_t (&at)[N],
+                                       const Operands&... operands) {
+    (operands.load(at[I], PackOf<I, Operands, W>::pack[k]), ...);
+  }
+  template <class F>
+  __device__ __forceinline__ void run(const F& f) {
+    if constexpr (IsPointwise<F> || W == 1) {
+      f(PackOf<I, Operands, W>::pack...);
+    } else {
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        PackSet<1, std::index_sequence<I...>, Operands...> one{
+            {{PackOf<I, Operands, W>::pack[k]}}...};
+        one.run(f);
+        ((PackOf<I, Operands, W>::pack[k] = one.PackOf<I, Operands, 1>::pack[0]), ...);
+      }
+    }
+  }
+  template <int N>
+  __device__ __forceinline__ void store(int k, const int64_t (&at)[N],
+                                        const Operands&... operands) const {
+    (operands.store(at[I], PackOf<I, Operands, W>::pack[k]), ...);
+  }
+};
+
+template <class F, class... Operands>
+__global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
+    scattered_kernel(F f, DividedIndex<sizeof...(Operands)> index, Operands... operands) {
+  if constexpr (HasPrepare<F>) f.prepare();
+  const int64_t first = int64_t{blockIdx.x} * (kThreads * kScattered) + threadIdx.x;
+  PackSet<kScattered, std::index_sequence_for<Operands...>, Operands...> packs{};
+  int64_t at[sizeof...(Operands)];
+#pragma unroll
+  for (int k = 0; k < kScattered; ++k) {
+    if (first + k * kThreads < index.numel) {
+      index.offsets(first + k * kThreads, at);
+      packs.load(k, at, operands...);
+    }
+  }
+  packs.run(f);
+#pragma unroll
+  for (int k = 0; k < kScattered; ++k) {
+    if (first + k * kThreads < index.numel) {
+      index.offsets(first + k * kThreads, at);
+      packs.store(k, at, operands...);
+    }
+  }
+}
+
+// ---- The choice ----------------------------------------------------------------------------------
 
 // Whether an operand can be taken W elements at a time: its innermost stride is 1 (or 0 where it is
 // only read, or absent), and all packs are aligned.
@@ -141,69 +383,25 @@ bool packs_fit(const StridedIndex<N>& index, int n, const Operand& operand) {
   return fit;
 }
 
-template <class F>
-concept HasPrepare = requires(F f) { f.prepare(); };
-
-// The packs of all operands, in registers.
-template <size_t I, class Operand, int W>
-struct PackOf {
-  Pack<typename Operand::Value, W> pack;
-};
-template <int W, class Sequence, class... Operands>
-struct PackSet;
-template <int W, size_t... I, class... Operands>
-struct PackSet<W, std::index_sequence<I...>, Operands...> : PackOf<I, Operands, W>... {
-  template <class F, int N>
-  __device__ void run(const F& f, const int64_t (&at)[N], const int64_t (&step)[N], int count,
-                      const Operands&... operands) {
-    (operands.load(at[I], step[I], count, PackOf<I, Operands, W>::pack), ...);
-    f(PackOf<I, Operands, W>::pack...);
-    (operands.store(at[I], count, PackOf<I, Operands, W>::pack), ...);
-  }
-};
-
-inline constexpr int kThreads = 256;  // of a block
-
-// Packs of 2 hold doubles, whose functions want more registers than 4 blocks leave.
-template <int W, class F, class... Operands>
-__global__ void __launch_bounds__(kThreads, W == 2 ? 2 : 4)
-    elementwise_kernel(F f, PackIndex<sizeof...(Operands)> index, Operands... operands) {
-  if constexpr (HasPrepare<F>) f.prepare();
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < index.packs.numel;
-       i += threads) {
-    int64_t at[sizeof...(Operands)];
-    index.packs.offsets(i, at);
-    const int64_t left = index.numel - i * W;
-    const int count = left < W ? static_cast<int>(left) : W;
-    // Elements past the end are computed on zeros and not stored.
-    PackSet<W, std::index_sequence_for<Operands...>, Operands...> packs{};
-    packs.run(f, at, index.step, count, operands...);
-  }
-}
-
-template <int W, int N, class F, class... Operands>
-void launch_packs(const StridedIndex<N>& index, const F& f, void* stream, Operands... operands) {
-  const PackIndex<N> packs = in_packs<N, W>(index);
-  launch_kernel(elementwise_kernel<W, F, Operands...>, grid_for(packs.packs.numel, kThreads),
-                kThreads, 0, stream, f, packs, operands...);
-}
-
 }  // namespace detail
 
 // f(pack of each operand...) over all of the index; operand k walks along index.stride[k].
 template <int N, class F, class... Operands>
 void map_elements(const StridedIndex<N>& index, const F& f, void* stream, Operands... operands) {
   static_assert(sizeof...(Operands) == N);
-  constexpr int kWidth = 16 / std::max({Operands::kBytes...});
+  constexpr int kWidth = detail::kWidth<Operands...>;
   const int last = index.ndim - 1;
   bool fit = last == 0 || (last > 0 && index.shape[last] % kWidth == 0);
   int n = 0;
   ((fit = fit && detail::packs_fit<kWidth>(index, n++, operands)), ...);
-  if (fit) {
-    detail::launch_packs<kWidth>(index, f, stream, operands...);
+  if (fit && index.is_flat()) {
+    detail::launch_packs<kWidth>(detail::FlatIndex<N>{index.numel}, f, stream, operands...);
+  } else if (fit) {
+    detail::launch_packs<kWidth>(detail::DividedIndex<N>(index), f, stream, operands...);
   } else {
-    detail::launch_packs<1>(index, f, stream, operands...);
+    const auto blocks = ceil_div(index.numel, detail::kThreads * detail::kScattered);
+    launch_kernel(detail::scattered_kernel<F, Operands...>, static_cast<unsigned>(blocks),
+                  detail::kThreads, 0, stream, f, detail::DividedIndex<N>(index), operands...);
   }
 }
 

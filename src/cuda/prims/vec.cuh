@@ -1,6 +1,7 @@
-// Wide loads and stores of small aligned groups of elements.
+// Wide loads and stores of small aligned groups of elements, and what they hold.
 #pragma once
 
+#include "core/float16.h"
 #include "cuda/prims/gpu.h"
 
 namespace dlkern::gpu {
@@ -22,5 +23,93 @@ template <int N, class T>
 __device__ __forceinline__ void store_vec(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
+
+// Two elements of 16 bits in one word, the first in its low half: fewer instructions than one by one.
+template <class T>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return bit_cast_to<uint32_t>(__floats2bfloat162_rn(low, high));
+  } else {
+    return bit_cast_to<uint32_t>(__floats2half2_rn(low, high));
+  }
+#else
+  return uint32_t{static_cast<T>(low).bits} | uint32_t{static_cast<T>(high).bits} << 16;
+#endif
+}
+template <class T>
+__device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& high) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    low = bit_cast_to<float>(pair << 16), high = bit_cast_to<float>(pair & 0xffff0000u);
+  } else {
+#if defined(__CUDA_ARCH__)
+    const float2 both = __half22float2(bit_cast_to<__half2>(pair));
+    low = both.x, high = both.y;
+#else
+    low = static_cast<float>(bit_cast_to<T>(static_cast<uint16_t>(pair)));
+    high = static_cast<float>(bit_cast_to<T>(static_cast<uint16_t>(pair >> 16)));
+#endif
+  }
+}
+
+// N elements as they lie in memory, not yet converted. Those of 16 bits stay in words: as values of
+// their own they would take a register each.
+template <class T, int N>
+struct Raw {
+  static constexpr bool kPairs = sizeof(T) == 2 && N % 2 == 0;
+  using Element = std::conditional_t<kPairs, uint32_t, T>;
+  static constexpr int kCount = kPairs ? N / 2 : N;
+  Vec<Element, kCount> v;
+
+  // All in one access; p is aligned to their size.
+  __device__ __forceinline__ void load(const T* p) {
+    v = load_vec<kCount>(reinterpret_cast<const Element*>(p));
+  }
+  __device__ __forceinline__ void store(T* p) const {
+    store_vec(reinterpret_cast<Element*>(p), v);
+  }
+  __device__ __forceinline__ void fill(T value) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) set(k, value);
+  }
+  __device__ __forceinline__ T get(int k) const {
+    if constexpr (kPairs) {
+      return bit_cast_to<T>(static_cast<uint16_t>(v.v[k / 2] >> 16 * (k % 2)));
+    } else {
+      return v.v[k];
+    }
+  }
+  __device__ __forceinline__ void set(int k, T value) {
+    if constexpr (kPairs) {
+      const uint32_t other = v.v[k / 2] & (k % 2 ? 0xffffu : 0xffff0000u);
+      v.v[k / 2] = other | uint32_t{bit_cast_to<uint16_t>(value)} << 16 * (k % 2);
+    } else {
+      v.v[k] = value;
+    }
+  }
+  // To and from what is computed with.
+  template <class V>
+  __device__ __forceinline__ void unpack(V (&to)[N]) const {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      if constexpr (kPairs && std::is_same_v<V, float>) {
+        unpack_pair<T>(v.v[k], to[2 * k], to[2 * k + 1]);
+      } else {
+        to[k] = static_cast<V>(v.v[k]);
+      }
+    }
+  }
+  template <class V>
+  __device__ __forceinline__ void pack(const V (&from)[N]) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      if constexpr (kPairs && std::is_same_v<V, float>) {
+        v.v[k] = pack_pair<T>(from[2 * k], from[2 * k + 1]);
+      } else {
+        v.v[k] = static_cast<T>(from[k]);
+      }
+    }
+  }
+};
 
 }  // namespace dlkern::gpu
