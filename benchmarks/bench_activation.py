@@ -1,4 +1,4 @@
-"""Activations and user-written kernels: ``python -m benchmarks.bench_activation [--device cpu]``."""
+"""Activations, gated ones, kernels of users: ``python -m benchmarks.bench_activation``."""
 
 from __future__ import annotations
 
@@ -53,12 +53,9 @@ ACTIVATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "mish": (functional.mish, lambda dy, x: aten.mish_backward(dy, x)),
     "selu": (
         functional.selu,
-        lambda dy, x: aten.elu_backward(
-            dy, 1.6732632423543772, 1.0507009873554805, 1, False, x
-        ),
+        lambda dy, x: aten.elu_backward(dy, 1.6732632423543772, 1.0507009873554805, 1, False, x),
     ),
     "softplus": (functional.softplus, lambda dy, x: aten.softplus_backward(dy, x, 1, 20)),
-    "elu": (functional.elu, lambda dy, x: aten.elu_backward(dy, 1, 1, 1, False, x)),
 }
 # torch's gradients of these take the output: a rival is given it.
 FROM_OUTPUT: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -187,9 +184,7 @@ def table(make: Maker, device: str, quick: bool) -> Iterator[Case]:
             options = {"group": "table", "compile": not quick and kind == "gelu"}
             yield make.forward(kind, (n,), dtype, f"2^{power}", **options)
             yield make.backward(kind, (n,), dtype, f"2^{power}", **options)
-    yield from make.gated(
-        (size["rows"], size["ffn"]), "bfloat16", group="table", compile=not quick
-    )
+    yield from make.gated((size["rows"], size["ffn"]), "bfloat16", group="table", compile=not quick)
 
 
 def more(make: Maker, device: str, quick: bool) -> Iterator[Case]:
@@ -200,7 +195,7 @@ def more(make: Maker, device: str, quick: bool) -> Iterator[Case]:
         return
     large = size["large"] // 4
     power = large.bit_length() - 1
-    for kind in ("relu6", "hardswish", "mish", "selu", "softplus", "elu"):
+    for kind in ("relu6", "hardswish", "mish", "selu", "softplus"):
         yield make.forward(kind, (large,), "bfloat16", f"2^{power}")
         yield make.backward(kind, (large,), "bfloat16", f"2^{power}")
     yield make.forward("mish", (large,), "float32", f"2^{power}")

@@ -44,9 +44,10 @@ constexpr dlk_gated_params kGatedDefaults = DLK_GATED_PARAMS_INIT(DLK_ACTIVATION
 dlk_gated_params checked(const dlk_gated_params* params) {
   const auto p = read_params(params, kGatedDefaults);
   if (!is_gate(p.kind)) {
-    fail(DLK_INVALID_ARGUMENT, "kind is ", p.kind,
-         ", expected that of an activation without parameters: none, relu, gelu, gelu_tanh, silu or "
-         "sigmoid");
+    fail(
+        DLK_INVALID_ARGUMENT, "kind is ", p.kind,
+        ", expected that of an activation without parameters: none, relu, gelu, gelu_tanh, silu or "
+        "sigmoid");
   }
   return p;
 }

@@ -131,8 +131,8 @@ def gated(str name, gate, up, bint tanh, bint gate_last, out, stream):
 def gated_backward(str name, dy, gate, up, bint tanh, bint gate_last, out, out_up, stream):
     cdef Call call = Call(name + "_backward", stream)
     if up is None and out_up is not None:
-        raise ValueError(f"{call.op}: out_up is given without up: the gradient of a packed gate and "
-                         "up is one array, out")
+        raise ValueError(f"{call.op}: out_up is given without up, expected one array out for a "
+                         "packed gate and up")
     cdef const DLTensor* tdy = call.input("dy", dy)
     cdef const DLTensor* tgate = call.input("gate", gate)
     cdef const DLTensor* tup = call.optional_input("up", up)

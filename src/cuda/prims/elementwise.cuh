@@ -50,8 +50,7 @@ struct In {
   // The first `count` elements of a pack, the others as 0; step is 1, or 0 where one element stands
   // for all of them.
   template <int W>
-  __device__ __forceinline__ void fetch(int64_t at, int64_t step, int count,
-                                        Raw<T, W>& raw) const {
+  __device__ __forceinline__ void fetch(int64_t at, int64_t step, int count, Raw<T, W>& raw) const {
     if (data == nullptr) {
       raw.fill(T{});
     } else if (step == 0) {
@@ -117,8 +116,7 @@ struct InOut : Out<T> {
   using Fetched = Raw<T, W>;
 
   template <int W>
-  __device__ __forceinline__ void fetch(int64_t at, int64_t step, int count,
-                                        Raw<T, W>& raw) const {
+  __device__ __forceinline__ void fetch(int64_t at, int64_t step, int count, Raw<T, W>& raw) const {
     In<T>{this->data}.fetch(at, step, count, raw);
   }
   template <int W>
@@ -263,10 +261,13 @@ inline constexpr int kWidest = std::max({Operands::kBytes...});
 // Blocks of a multiprocessor, at least: the functions of doubles want more registers than 4 leave.
 template <class... Operands>
 inline constexpr int kBlocks = kWidest<Operands...> == 8 ? 2 : 4;
-// Elements of a pack. Of more than 4 operands those of 16 bytes would not fit in the registers.
+// Elements of a pack. Where more than 4 packs are read and written those of 16 bytes would not fit in
+// the registers.
 template <class... Operands>
 inline constexpr int kWidth =
-    std::max((sizeof...(Operands) > 4 ? 8 : 16) / kWidest<Operands...>, 2);
+    std::max(((Operands::kIsRead + Operands::kIsWritten) + ...) > 4 ? 8 / kWidest<Operands...>
+                                                                    : 16 / kWidest<Operands...>,
+             2);
 
 template <int W, class... Operands>
 inline constexpr int kItemsOf = std::clamp(64 / std::max(W * kBytesIn<Operands...>, 1), 1, 4);
@@ -320,8 +321,7 @@ struct PackSet;
 template <int W, size_t... I, class... Operands>
 struct PackSet<W, std::index_sequence<I...>, Operands...> : PackOf<I, Operands, W>... {
   template <int N>
-  __device__ __forceinline__ void load(int k, const int64_t (&at)[N],
-                                       const Operands&... operands) {
+  __device__ __forceinline__ void load(int k, const int64_t (&at)[N], const Operands&... operands) {
     (operands.load(at[I], PackOf<I, Operands, W>::pack[k]), ...);
   }
   template <class F>

@@ -65,9 +65,7 @@ struct Raw {
   __device__ __forceinline__ void load(const T* p) {
     v = load_vec<kCount>(reinterpret_cast<const Element*>(p));
   }
-  __device__ __forceinline__ void store(T* p) const {
-    store_vec(reinterpret_cast<Element*>(p), v);
-  }
+  __device__ __forceinline__ void store(T* p) const { store_vec(reinterpret_cast<Element*>(p), v); }
   __device__ __forceinline__ void fill(T value) {
 #pragma unroll
     for (int k = 0; k < N; ++k) set(k, value);
