@@ -97,7 +97,14 @@ from dlkern.norm import (
     rms_norm,
     rms_norm_backward,
 )
-from dlkern.optim import adamw_step, sgd_step
+from dlkern.optim import (
+    adamw_step,
+    grad_norm,
+    lion_step,
+    scale_grads,
+    sgd_step,
+    update_loss_scale,
+)
 from dlkern.pool import avg_pool, avg_pool_backward, max_pool, max_pool_backward
 from dlkern.reduce import (
     argmax,
@@ -165,6 +172,7 @@ __all__ = [
     "get_num_threads",
     "glu",
     "glu_backward",
+    "grad_norm",
     "grouped_matmul",
     "grouped_matmul_backward",
     "hardsigmoid",
@@ -178,6 +186,7 @@ __all__ = [
     "linear",
     "linear_backward_input",
     "linear_backward_weight",
+    "lion_step",
     "log_softmax",
     "log_softmax_backward",
     "matmul",
@@ -204,6 +213,7 @@ __all__ = [
     "relu_backward",
     "rms_norm",
     "rms_norm_backward",
+    "scale_grads",
     "scaled_matmul",
     "selu",
     "selu_backward",
@@ -224,6 +234,7 @@ __all__ = [
     "swiglu_backward",
     "tanh",
     "tanh_backward",
+    "update_loss_scale",
     "workspace",
 ]
 

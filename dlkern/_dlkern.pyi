@@ -187,6 +187,7 @@ def sgd_step(
     param: Any,
     grad: Any,
     momentum_buffer: Any,
+    copy: Any,
     lr: Any,
     momentum: Any,
     dampening: Any,
@@ -194,6 +195,8 @@ def sgd_step(
     nesterov: bool,
     maximize: bool,
     first_step: bool,
+    grad_scale: Any,
+    found_inf: Any,
     stream: Any,
 ) -> Any: ...
 def adamw_step(
@@ -201,6 +204,8 @@ def adamw_step(
     grad: Any,
     exp_avg: Any,
     exp_avg_sq: Any,
+    max_exp_avg_sq: Any,
+    copy: Any,
     lr: Any,
     beta1: Any,
     beta2: Any,
@@ -208,6 +213,43 @@ def adamw_step(
     weight_decay: Any,
     step: Any,
     maximize: bool,
+    l2: bool,
+    grad_scale: Any,
+    found_inf: Any,
+    stream: Any,
+) -> Any: ...
+def lion_step(
+    param: Any,
+    grad: Any,
+    exp_avg: Any,
+    copy: Any,
+    lr: Any,
+    beta1: Any,
+    beta2: Any,
+    weight_decay: Any,
+    maximize: bool,
+    grad_scale: Any,
+    found_inf: Any,
+    stream: Any,
+) -> Any: ...
+def grad_norm(
+    grad: Any,
+    loss_scale: Any,
+    max_norm: Any,
+    out: Any,
+    out_grad_scale: Any,
+    out_found_inf: Any,
+    stream: Any,
+) -> tuple[Any, Any, Any]: ...
+def scale_grads(grad: Any, scale: Any, found_inf: Any, stream: Any) -> Any: ...
+def update_loss_scale(
+    loss_scale: Any,
+    growth_tracker: Any,
+    found_inf: Any,
+    step: Any,
+    growth_factor: Any,
+    backoff_factor: Any,
+    growth_interval: Any,
     stream: Any,
 ) -> Any: ...
 

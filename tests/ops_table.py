@@ -194,6 +194,7 @@ def _gated(name: str, **options: str) -> list[Op]:
         ),
     ]
 
+STEP_SHAPES = ((5, 37), (), (3, 1000))
 
 OPS = [
     # activation
@@ -246,6 +247,17 @@ OPS = [
         options={"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
         inout=("param", "momentum_buffer"),
     ),
+    Op(
+        "sgd_step",
+        {
+            **{f"param[{i}]": normal(*shape) for i, shape in enumerate(STEP_SHAPES)},
+            **{f"grad[{i}]": normal(*shape) for i, shape in enumerate(STEP_SHAPES)},
+            "lr": statistic(positive()),
+            "grad_scale": statistic(positive()),
+        },
+        inout=tuple(f"param[{i}]" for i in range(len(STEP_SHAPES))),
+        variant="list",
+    ),
     *(
         Op(
             "adamw_step",
@@ -264,6 +276,56 @@ OPS = [
             ("", {}, {"step": 3}),
             ("counted on the device", {"step": integers(3, 4)}, {"lr": 1e-2}),
         )
+    ),
+    Op(
+        "adamw_step",
+        {
+            "param": normal(5, 37),
+            "grad": normal(5, 37),
+            "exp_avg": normal(5, 37),
+            "exp_avg_sq": positive(5, 37),
+            "max_exp_avg_sq": positive(5, 37),
+            "found_inf": lambda rng, dtype: np.zeros((), "float32"),
+        },
+        options={"step": 3, "l2": True},
+        inout=("param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+        variant="amsgrad",
+    ),
+    Op(
+        "lion_step",
+        {"param": normal(5, 37), "grad": normal(5, 37), "exp_avg": normal(5, 37)},
+        options={"lr": 0.1, "weight_decay": 0.01},
+        inout=("param", "exp_avg"),
+    ),
+    Op(
+        "grad_norm",
+        {"grad[0]": normal(5, 37), "grad[1]": normal(3000), "loss_scale": statistic(positive())},
+        {
+            "out": ((), "statistic"),
+            "out_grad_scale": ((), "statistic"),
+            "out_found_inf": ((), "statistic"),
+        },
+        {"max_norm": 2.0},
+        any_rank=("grad[0]", "grad[1]"),
+        free_axes={"grad[0]": (0, 1), "grad[1]": (0,)},
+    ),
+    Op(
+        "scale_grads",
+        {"grad": normal(5, 37), "scale": statistic(positive())},
+        inout=("grad",),
+        any_rank=("grad",),
+        free_axes={"grad": (0, 1)},
+    ),
+    Op(
+        "update_loss_scale",
+        {
+            "loss_scale": powers_of_two(),
+            "growth_tracker": integers(3, 4, dtype="int32"),
+            "found_inf": lambda rng, dtype: np.zeros((), "float32"),
+            "step": integers(3, 4),
+        },
+        options={"growth_interval": 4},
+        inout=("loss_scale", "growth_tracker", "step"),
     ),
     # norm
     Op(

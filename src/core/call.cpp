@@ -125,8 +125,10 @@ std::vector<Tensor> Call::add_list(const char* name, const DLTensor* const* list
   if (count > 0 && !list)
     fail(DLK_INVALID_ARGUMENT, name, " is NULL, expected ", count, " tensors");
   std::vector<Tensor> tensors;
+  tensors.reserve(count);
+  arguments_.reserve(arguments_.size() + count);
   for (int64_t i = 0; i < count; ++i) {
-    names_.push_front(cat(name, "[", i, "]"));
+    names_.push_front(std::string(name) + "[" + std::to_string(i) + "]");
     tensors.push_back((this->*add_one)(names_.front().c_str(), list[i]));
   }
   return tensors;
@@ -206,6 +208,30 @@ void Call::require_same_or_disjoint(const Tensor& out, const Tensor& in) const {
 void Call::require_disjoint(const Tensor& out, const Tensor& in) const {
   if (may_overlap(out, in)) {
     fail(DLK_INVALID_ARGUMENT, out.name, " overlaps ", in.name, ", expected separate memory");
+  }
+}
+
+void Call::require_outputs_apart() const {
+  struct Placed {
+    ByteRange range;
+    const Argument* argument;
+  };
+  std::vector<Placed> placed;
+  placed.reserve(arguments_.size());
+  for (const Argument& a : arguments_) {
+    if (a.tensor.numel()) placed.push_back({byte_range(a.tensor), &a});
+  }
+  std::sort(placed.begin(), placed.end(),
+            [](const Placed& a, const Placed& b) { return a.range.low < b.range.low; });
+  intptr_t reach = INTPTR_MIN;
+  for (size_t i = 0; i < placed.size(); ++i) {
+    const Argument& a = *placed[i].argument;
+    for (size_t k = 0; k < i && placed[i].range.low < reach; ++k) {
+      const Argument& b = *placed[k].argument;
+      if (a.is_output) require_disjoint(a.tensor, b.tensor);
+      if (b.is_output) require_disjoint(b.tensor, a.tensor);
+    }
+    reach = std::max(reach, placed[i].range.high);
   }
 }
 

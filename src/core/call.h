@@ -118,6 +118,8 @@ class Call {
   void require_same_or_disjoint(const Tensor& out, const Tensor& in) const;
   // out shares no memory with in: for ops that read an input after having written an output.
   void require_disjoint(const Tensor& out, const Tensor& in) const;
+  // The same of every output and all other arguments, for lists of them: in order of addresses.
+  void require_outputs_apart() const;
   // axis in [-ndim, ndim) made non-negative.
   int axis(const char* name, int64_t axis, const Tensor& of) const;
 

@@ -41,6 +41,18 @@ DLK_HD float reciprocal_fast(float x) {
 }
 DLK_HD double reciprocal_fast(double x) { return 1.0 / x; }
 
+// The square root: within 1 ulp on a GPU, exact rounding elsewhere.
+DLK_HD float sqrt_fast(float x) {
+#if defined(__CUDA_ARCH__)
+  float root;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+#else
+  return ::sqrtf(x);
+#endif
+}
+DLK_HD double sqrt_fast(double x) { return ::sqrt(x); }
+
 // e^x within 1.5 ulp for -104 <= x <= 89: 0 below the subnormals, inf above, NaN for NaN.
 // Method: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r, and 2^n by the exponent bits in
 // two steps so that subnormal results round once.

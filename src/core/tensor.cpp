@@ -254,14 +254,7 @@ bool has_internal_overlap(const Tensor& t) {
   return false;
 }
 
-namespace {
-
-struct Range {
-  intptr_t low, high;  // bytes, half open
-};
-
-// Along the dimensions whose strides are no multiples of `period` bytes; 0: along all.
-Range range_of(const Tensor& t, intptr_t period = 0) {
+ByteRange byte_range(const Tensor& t, intptr_t period) {
   const auto item = static_cast<intptr_t>(dtype_size(t.dtype));
   intptr_t low = reinterpret_cast<intptr_t>(t.data);
   intptr_t high = low + item;
@@ -273,9 +266,11 @@ Range range_of(const Tensor& t, intptr_t period = 0) {
   return {low, high};
 }
 
+namespace {
+
 // Whether addresses of a and b differ even modulo `period` bytes.
 bool disjoint_modulo(intptr_t period, const Tensor& a, const Tensor& b) {
-  const Range ra = range_of(a, period), rb = range_of(b, period);
+  const ByteRange ra = byte_range(a, period), rb = byte_range(b, period);
   const intptr_t apart = ((rb.low - ra.low) % period + period) % period;
   return apart >= ra.high - ra.low && apart + (rb.high - rb.low) <= period;
 }
@@ -284,7 +279,7 @@ bool disjoint_modulo(intptr_t period, const Tensor& a, const Tensor& b) {
 
 bool may_overlap(const Tensor& a, const Tensor& b) {
   if (!a || !b || a.numel() == 0 || b.numel() == 0) return false;
-  const Range ra = range_of(a), rb = range_of(b);
+  const ByteRange ra = byte_range(a), rb = byte_range(b);
   if (ra.high <= rb.low || rb.high <= ra.low) return false;
   // Any stride may be a period that keeps the two apart, and so may a divisor of them all.
   int64_t all = 0;

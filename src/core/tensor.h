@@ -64,6 +64,13 @@ bool same_shape(const Tensor& a, const Tensor& b);
 // Distinct indices that share one address (a broadcast view): never valid for an output.
 bool has_internal_overlap(const Tensor& t);
 
+// The bytes from a tensor's lowest element to its highest, half open; of a tensor with elements. Only
+// along the dimensions whose strides are no multiples of `period` bytes; 0: along all.
+struct ByteRange {
+  intptr_t low, high;
+};
+ByteRange byte_range(const Tensor& t, intptr_t period = 0);
+
 // Whether two tensors may share bytes. Views of one array that interleave (x[0::2] and x[1::2], the
 // halves of its columns) are recognised as disjoint.
 bool may_overlap(const Tensor& a, const Tensor& b);

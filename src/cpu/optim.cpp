@@ -1,6 +1,11 @@
-// Optimizer steps on the CPU: spans in parallel, one pass over param, gradient and states.
+// Optimizer steps on the CPU: the spans of all tensors of a list in parallel, each read and written
+// once. Squares are summed block by block, in an order that threads do not change.
 #include "ops/optim.h"
 
+#include <atomic>
+
+#include "cpu/prims/any_dtype.h"
+#include "cpu/prims/reduce.h"
 #include "cpu/prims/spans.h"
 
 namespace dlkern {
@@ -8,66 +13,146 @@ namespace {
 
 using namespace cpu;
 
-template <class Acc>
-void sgd_span(int64_t n, Acc* param, const Acc* grad, Acc* buffer, SgdRule<Acc> rule) {
-  if (buffer) {
-    DLK_SIMD for (int64_t i = 0; i < n; ++i) rule(param[i], grad[i], buffer[i]);
-  } else {
-    DLK_SIMD for (int64_t i = 0; i < n; ++i) rule(param[i], grad[i]);
+using StepIndex = StridedIndex<kStepRoles>;
+
+StepIndex index_of(const StepItem& item, const StepLists& lists) {
+  if (item.layout >= 0) return lists.layouts[item.layout];
+  StepIndex index;
+  int64_t ones[kStepRoles];
+  std::fill_n(ones, int{kStepRoles}, int64_t{1});
+  index.push(item.numel, ones);
+  return index;
+}
+
+template <class Acc, class Rule>
+void step_span(int64_t n, Acc* param, const Acc* grad, Acc* const (&state)[3], Acc scale,
+               Rule rule) {
+  DLK_SIMD for (int64_t i = 0; i < n; ++i) {
+    Acc s[3] = {};
+    for (int k = 0; k < Rule::kStates; ++k) s[k] = state[k][i];
+    Acc p = param[i];
+    rule(p, grad[i] * scale, s);
+    param[i] = p;
+    for (int k = 0; k < Rule::kStates; ++k) state[k][i] = s[k];
   }
 }
 
+template <class Acc, class Rule>
+void step_blocks(const StepItem& item, const StepIndex& index, int64_t begin, int64_t end,
+                 const Rule& rule, Acc scale) {
+  const auto operand = [&](int role) { return AnyInOut<Acc>{item.data[role], item.dtype[role]}; };
+  map_blocks(
+      index, begin, end,
+      [&](int64_t n, Acc* param, const Acc* grad, Acc* copy, Acc* s0, Acc* s1, Acc* s2) {
+        step_span(n, param, grad, {s0, s1, s2}, scale, rule);
+        if (copy) std::copy_n(param, n, copy);
+      },
+      operand(kParam), AnyIn<Acc>{operand(kGrad)}, AnyOut<Acc>{operand(kCopy)}, operand(kState),
+      operand(kState + 1), operand(kState + 2));
+}
+
+template <class Problem>
+void run_step(const Problem& p, const Launch&) {
+  if (p.scalars.skips()) return;
+  std::vector<StepIndex> indices;
+  for (const StepItem& item : p.items) indices.push_back(index_of(item, p));
+  for_each_in_list(indices, [&](size_t i, int64_t begin, int64_t end) {
+    const auto run = [&]<class Acc>(Acc) {
+      with_rule<Acc>(p, [&](auto rule) {
+        rule.read(p.scalars);
+        step_blocks(p.items[i], indices[i], begin, end, rule,
+                    p.scalars.template grad_factor<Acc>());
+      });
+    };
+    if (p.items[i].dtype[kParam] == DType::kFloat64) {
+      run(1.0);
+    } else {
+      run(1.0f);
+    }
+  });
+}
+
+// ---- All gradients together ----------------------------------------------------------------------
+
+std::vector<StridedIndex<1>> indices_of(const std::vector<Tensor>& list) {
+  std::vector<StridedIndex<1>> indices;
+  for (const Tensor& t : list) indices.push_back(in_memory_order(make_index<1>({&t})));
+  return indices;
+}
+
 template <class Acc>
-void adamw_span(int64_t n, Acc* param, const Acc* grad, Acc* exp_avg, Acc* exp_avg_sq,
-                AdamwRule<Acc> rule) {
-  DLK_SIMD for (int64_t i = 0; i < n; ++i) rule(param[i], grad[i], exp_avg[i], exp_avg_sq[i]);
-}
-
-template <class P, class G, class S>
-void sgd(const SgdStep& p) {
-  using Acc = Accumulator<P>;
-  const SgdRule<Acc> rule(p);
-  map_spans(
-      in_memory_order(make_index<3>({&p.param, &p.grad, &p.buffer})),
-      [&](int64_t n, Acc* param, const Acc* grad, Acc* buffer) {
-        sgd_span(n, param, grad, buffer, rule);
+double sum_of_squares(const Tensor& grad, const StridedIndex<1>& index, int64_t block) {
+  double sum = 0;
+  map_blocks(
+      index, block, block + 1,
+      [&](int64_t n, const Acc* g) {
+        sum += static_cast<double>(sum_of<Acc>(n, [&](int64_t i) { return g[i] * g[i]; }));
       },
-      InOut<P>{p.param.as<P>()}, In<G>{p.grad.as<G>()}, InOut<S>{p.buffer.as<S>()});
+      AnyIn<Acc>{{grad.data, grad.dtype}});
+  return sum;
 }
 
-int64_t step_of(const AdamwStep& p) {
-  if (!p.step_tensor) return p.step;
-  return dispatch_index(p.step_tensor.dtype,
-                        [&]<class I>() -> int64_t { return *p.step_tensor.as<I>(); });
+void grad_norm(const GradNorm& p, const Launch&) {
+  const auto indices = indices_of(p.grads);
+  std::vector<std::vector<double>> partial;
+  for (const auto& index : indices) partial.emplace_back(span_blocks(index));
+  for_each_in_list(indices, [&](size_t i, int64_t begin, int64_t end) {
+    const auto sum = p.grads[i].dtype == DType::kFloat64 ? sum_of_squares<double>
+                                                         : sum_of_squares<float>;
+    for (int64_t b = begin; b < end; ++b) partial[i][b] = sum(p.grads[i], indices[i], b);
+  });
+  double total = 0;
+  for (const auto& sums : partial) {
+    for (const double sum : sums) total += sum;
+  }
+  NormResults(p).set(total);
 }
 
-template <class P, class G, class S>
-void adamw(const AdamwStep& p) {
-  using Acc = Accumulator<P>;
-  AdamwRule<Acc> rule(p);
-  rule.set_step(step_of(p));
-  map_spans(
-      in_memory_order(make_index<4>({&p.param, &p.grad, &p.exp_avg, &p.exp_avg_sq})),
-      [&](int64_t n, Acc* param, const Acc* grad, Acc* exp_avg, Acc* exp_avg_sq) {
-        adamw_span(n, param, grad, exp_avg, exp_avg_sq, rule);
-      },
-      InOut<P>{p.param.as<P>()}, In<G>{p.grad.as<G>()}, InOut<S>{p.exp_avg.as<S>()},
-      InOut<S>{p.exp_avg_sq.as<S>()});
+template <class Acc>
+bool scale_span(int64_t n, Acc* grad, Acc scale) {
+  int bad = 0;
+#pragma omp simd reduction(| : bad)
+  for (int64_t i = 0; i < n; ++i) {
+    grad[i] *= scale;
+    bad |= !(std::fabs(grad[i]) <= std::numeric_limits<Acc>::max());
+  }
+  return bad;
 }
 
-constexpr Impl<SgdStep> kSgd[] = {
-    {"cpu_spans", supports_all, nullptr,
-     [](const SgdStep& p, const Launch&) {
-       const DType state = p.buffer ? p.buffer.dtype : p.param.dtype;
-       dispatch_optim(p.param.dtype, p.grad.dtype, state,
-                      [&]<class P, class G, class S>() { sgd<P, G, S>(p); });
-     }},
-};
-constexpr Impl<AdamwStep> kAdamw[] = {
-    {"cpu_spans", supports_all, nullptr,
-     [](const AdamwStep& p, const Launch&) {
-       dispatch_optim(p.param.dtype, p.grad.dtype, p.exp_avg.dtype,
-                      [&]<class P, class G, class S>() { adamw<P, G, S>(p); });
+template <class Acc>
+bool scale_blocks(const Tensor& grad, const StridedIndex<1>& index, int64_t begin, int64_t end,
+                  Acc scale) {
+  bool bad = false;
+  map_blocks(
+      index, begin, end, [&](int64_t n, Acc* g) { bad |= scale_span(n, g, scale); },
+      AnyInOut<Acc>{grad.data, grad.dtype});
+  return bad;
+}
+
+void scale_grads(const ScaleGrads& p, const Launch&) {
+  const auto indices = indices_of(p.grads);
+  const auto scale = Scalar(p.scale).real<double>();
+  std::atomic<bool> bad = false;
+  for_each_in_list(indices, [&](size_t i, int64_t begin, int64_t end) {
+    const bool found =
+        p.grads[i].dtype == DType::kFloat64
+            ? scale_blocks(p.grads[i], indices[i], begin, end, scale)
+            : scale_blocks(p.grads[i], indices[i], begin, end, static_cast<float>(scale));
+    if (found) bad = true;
+  });
+  if (bad && p.found_inf) Scalar(p.found_inf).set(1.0);
+}
+
+constexpr Impl<SgdStep> kSgd[] = {{"cpu_spans", supports_all, nullptr, run_step<SgdStep>}};
+constexpr Impl<AdamwStep> kAdamw[] = {{"cpu_spans", supports_all, nullptr, run_step<AdamwStep>}};
+constexpr Impl<LionStep> kLion[] = {{"cpu_spans", supports_all, nullptr, run_step<LionStep>}};
+constexpr Impl<GradNorm> kGradNorm[] = {{"cpu_spans", supports_all, nullptr, grad_norm}};
+constexpr Impl<ScaleGrads> kScaleGrads[] = {{"cpu_spans", supports_all, nullptr, scale_grads}};
+constexpr Impl<UpdateLossScale> kUpdateLossScale[] = {
+    {"cpu", supports_all, nullptr,
+     [](const UpdateLossScale& p, const Launch&) {
+       const LossScaleRule rule(p);
+       rule();
      }},
 };
 
@@ -80,6 +165,22 @@ ImplList<SgdStep> cpu_impls<SgdStep>() {
 template <>
 ImplList<AdamwStep> cpu_impls<AdamwStep>() {
   return kAdamw;
+}
+template <>
+ImplList<LionStep> cpu_impls<LionStep>() {
+  return kLion;
+}
+template <>
+ImplList<GradNorm> cpu_impls<GradNorm>() {
+  return kGradNorm;
+}
+template <>
+ImplList<ScaleGrads> cpu_impls<ScaleGrads>() {
+  return kScaleGrads;
+}
+template <>
+ImplList<UpdateLossScale> cpu_impls<UpdateLossScale>() {
+  return kUpdateLossScale;
 }
 
 }  // namespace dlkern

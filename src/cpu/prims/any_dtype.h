@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "core/float8.h"
 #include "cpu/prims/convert.h"
+#include "cpu/prims/spans.h"
 
 namespace dlkern::cpu {
 
@@ -87,5 +88,36 @@ void store_any_span(const Acc* src, DType dtype, void* data, int64_t at, int64_t
   dispatch_floating(dtype,
                     [&]<class T>() { store_span(src, static_cast<T*>(data) + at, stride, n); });
 }
+
+// Operands of map_spans whose dtype is known at run time only. data == nullptr: absent.
+template <class Acc>
+struct AnyInOut {
+  using Buffer = SpanBuffer<Acc>;
+  void* data;
+  DType dtype;
+
+  Acc* open(int64_t at, int64_t stride, int64_t n, Acc* buffer) const {
+    if (!data || in_place(stride)) return data ? static_cast<Acc*>(data) + at : nullptr;
+    load_any_span(dtype, data, at, stride, n, buffer);
+    return buffer;
+  }
+  void close(int64_t at, int64_t stride, int64_t n, const Acc* v) const {
+    if (data && !in_place(stride)) store_any_span(v, dtype, data, at, stride, n);
+  }
+  bool in_place(int64_t stride) const {
+    return stride == 1 && dtype == (sizeof(Acc) == 8 ? DType::kFloat64 : DType::kFloat32);
+  }
+};
+template <class Acc>
+struct AnyIn : AnyInOut<Acc> {
+  void close(int64_t, int64_t, int64_t, const Acc*) const {}
+};
+template <class Acc>
+struct AnyOut : AnyInOut<Acc> {
+  Acc* open(int64_t at, int64_t stride, int64_t, Acc* buffer) const {
+    if (!this->data) return nullptr;
+    return this->in_place(stride) ? static_cast<Acc*>(this->data) + at : buffer;
+  }
+};
 
 }  // namespace dlkern::cpu

@@ -7,10 +7,12 @@
 //     }, Out<T>{p.y.as<T>()}, In<T>{p.x.as<T>()});
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "core/index.h"
 #include "cpu/prims/convert.h"
@@ -31,34 +33,61 @@ struct Span {
   int64_t stride[N];  // in elements
 };
 
-// f(const Span<N>&) over all of the index, in parallel. Where a span begins and ends depends on the
-// index alone, not on the number of threads.
+// Blocks of at most kSpan elements that an index is cut into: by the index alone, not by threads.
+template <int N>
+int64_t span_blocks(const StridedIndex<N>& index) {
+  return ceil_div(index.numel, kSpan);
+}
+
+// f(const Span<N>&) over the blocks [begin, end) of an index: one span for each row in a block.
 template <int N, class F>
-void for_each_span(const StridedIndex<N>& index, F&& f, int64_t grain = kSpanGrain) {
+void walk_spans(const StridedIndex<N>& index, int64_t begin, int64_t end, F&& f) {
   const int last = index.ndim - 1;
   const int64_t inner = last < 0 ? 1 : index.shape[last];
-  parallel_for(ceil_div(index.numel, kSpan), grain / kSpan, [&](int64_t begin, int64_t end) {
-    int64_t position[kMaxDims];
-    Span<N> span;
-    for (int n = 0; n < N; ++n) span.stride[n] = last < 0 ? 0 : index.stride[n][last];
-    for (int64_t block = begin; block < end; ++block) {
-      int64_t left = std::min(kSpan, index.numel - block * kSpan);
-      index.locate(block * kSpan, position, span.at);
-      for (int64_t in_row = last < 0 ? 0 : position[last];; in_row = 0) {
-        span.n = std::min(inner - in_row, left);
-        f(static_cast<const Span<N>&>(span));
-        left -= span.n;
-        if (left == 0) break;
-        // To the beginning of the next row.
-        for (int n = 0; n < N; ++n) span.at[n] -= in_row * span.stride[n];
-        for (int d = last - 1; d >= 0; --d) {
-          const bool wraps = ++position[d] == index.shape[d];
-          const int64_t steps = wraps ? 1 - index.shape[d] : 1;
-          for (int n = 0; n < N; ++n) span.at[n] += steps * index.stride[n][d];
-          if (!wraps) break;
-          position[d] = 0;
-        }
+  int64_t position[kMaxDims];
+  Span<N> span;
+  for (int n = 0; n < N; ++n) span.stride[n] = last < 0 ? 0 : index.stride[n][last];
+  for (int64_t block = begin; block < end; ++block) {
+    int64_t left = std::min(kSpan, index.numel - block * kSpan);
+    index.locate(block * kSpan, position, span.at);
+    for (int64_t in_row = last < 0 ? 0 : position[last];; in_row = 0) {
+      span.n = std::min(inner - in_row, left);
+      f(static_cast<const Span<N>&>(span));
+      left -= span.n;
+      if (left == 0) break;
+      // To the beginning of the next row.
+      for (int n = 0; n < N; ++n) span.at[n] -= in_row * span.stride[n];
+      for (int d = last - 1; d >= 0; --d) {
+        const bool wraps = ++position[d] == index.shape[d];
+        const int64_t steps = wraps ? 1 - index.shape[d] : 1;
+        for (int n = 0; n < N; ++n) span.at[n] += steps * index.stride[n][d];
+        if (!wraps) break;
+        position[d] = 0;
       }
+    }
+  }
+}
+
+// The same over all of the index, in parallel.
+template <int N, class F>
+void for_each_span(const StridedIndex<N>& index, F&& f, int64_t grain = kSpanGrain) {
+  parallel_for(span_blocks(index), grain / kSpan,
+               [&](int64_t begin, int64_t end) { walk_spans(index, begin, end, f); });
+}
+
+// f(item, first block, last block) over the blocks of a list of indices, all in parallel.
+template <class Indices, class F>
+void for_each_in_list(const Indices& indices, F&& f) {
+  std::vector<int64_t> end;  // of each item's blocks, in the order of the list
+  for (const auto& index : indices) {
+    end.push_back((end.empty() ? 0 : end.back()) + span_blocks(index));
+  }
+  parallel_for(end.empty() ? 0 : end.back(), kSpanGrain / kSpan, [&](int64_t from, int64_t to) {
+    while (from < to) {
+      const size_t item = std::upper_bound(end.begin(), end.end(), from) - end.begin();
+      const int64_t first = item ? end[item - 1] : 0, stop = std::min(to, end[item]);
+      f(item, from - first, stop - first);
+      from = stop;
     }
   });
 }
@@ -123,11 +152,13 @@ struct Position {
   void close(int64_t, int64_t, int64_t, const Value&) const {}
 };
 
-// f(n, operand...) over all of the index, in parallel; operand k walks along index.stride[k].
+namespace detail {
+
+// Spans handed to f as arrays.
 template <int N, class F, class... Operands>
-void map_spans(const StridedIndex<N>& index, F&& f, const Operands&... operands) {
+auto open_span(F& f, const Operands&... operands) {
   static_assert(sizeof...(Operands) == N);
-  for_each_span(index, [&](const Span<N>& s) {
+  return [&](const Span<N>& s) {
     [&]<size_t... I>(std::index_sequence<I...>) {
       std::tuple<typename Operands::Buffer...> buffers;
       const auto open =
@@ -135,7 +166,21 @@ void map_spans(const StridedIndex<N>& index, F&& f, const Operands&... operands)
       f(s.n, std::get<I>(open)...);
       (operands.close(s.at[I], s.stride[I], s.n, std::get<I>(open)), ...);
     }(std::make_index_sequence<N>{});
-  });
+  };
+}
+
+}  // namespace detail
+
+// f(n, operand...) over all of the index, in parallel; operand k walks along index.stride[k].
+template <int N, class F, class... Operands>
+void map_spans(const StridedIndex<N>& index, F&& f, const Operands&... operands) {
+  for_each_span(index, detail::open_span<N>(f, operands...));
+}
+// The same over the blocks [begin, end), by this thread.
+template <int N, class F, class... Operands>
+void map_blocks(const StridedIndex<N>& index, int64_t begin, int64_t end, F&& f,
+                const Operands&... operands) {
+  walk_spans(index, begin, end, detail::open_span<N>(f, operands...));
 }
 
 }  // namespace dlkern::cpu
