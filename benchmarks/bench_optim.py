@@ -87,18 +87,27 @@ class Step:
 
 
 def replayed(run: Run, result: Callable[[], Any], device: str) -> Run:
-    """`run` as a graph, returning result(). Where there are no graphs, `run` itself."""
+    """`run` as a graph, captured when it is wanted first, returning result(); on a CPU itself."""
     if device == "cpu":
         return lambda: (run(), result())[1]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return lambda: (graph.replay(), result())[1]
+    is_captured = False
+
+    def replay():
+        nonlocal is_captured
+        if not is_captured:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # whatever is set up on the first call
+                run()
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(graph):
+                run()
+            is_captured = True
+        graph.replay()
+        return result()
+
+    return replay
 
 
 def case(

@@ -69,8 +69,8 @@ typedef struct dlk_adamw_params {
   double beta2;
   double eps;
   double weight_decay;
-  int64_t step;         /* number of this step, from 1 */
-  int32_t l2;           /* Adam instead of AdamW: weight_decay param is added to the gradient */
+  int64_t step; /* number of this step, from 1 */
+  int32_t l2;   /* Adam instead of AdamW: weight_decay param is added to the gradient */
   int32_t reserved;
 } dlk_adamw_params;
 #define DLK_ADAMW_PARAMS_INIT {sizeof(dlk_adamw_params), 0, 1e-3, 0.9, 0.999, 1e-8, 1e-2, 1, 0, 0}

@@ -13,6 +13,7 @@
 // is cheap, twice the kernels are not.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -22,6 +23,15 @@
 #include "ops/optim.h"
 
 namespace dlkern::gpu {
+
+// rule(param, grad, state[0], state[1], ...)
+template <class Rule, class Acc>
+__device__ __forceinline__ void apply(const Rule& rule, Acc& param, Acc grad,
+                                      Acc (&state)[Rule::kStates + 1]) {
+  [&]<size_t... K>(std::index_sequence<K...>) {
+    rule(param, grad, state[K]...);
+  }(std::make_index_sequence<Rule::kStates>{});
+}
 
 // An element of float16 or bfloat16.
 struct Bits16 {
@@ -143,7 +153,7 @@ struct StepPack {
       Acc at_w[kStates + 1];
 #pragma unroll
       for (int k = 0; k < kStates; ++k) at_w[k] = widen<Acc>(state[k].v[w], is_half);
-      rule(p[w], widen<Acc>(grad.v[w], is_half) * scale, at_w);
+      apply(rule, p[w], widen<Acc>(grad.v[w], is_half) * scale, at_w);
 #pragma unroll
       for (int k = 0; k < kStates; ++k) s[k][w] = at_w[k];
     }
@@ -183,9 +193,8 @@ __device__ __forceinline__ void step_packs(const StepArrays<Types, Rule::kStates
 
 template <class Types, class Rule>
 __global__ void __launch_bounds__(kStepThreads, std::is_same_v<typename Types::P, double> ? 2 : 4)
-    step_kernel(
-    const __grid_constant__ TensorTable<StepArrays<Types, Rule::kStates>::kCount> table, Rule rule,
-    StepScalars scalars, bool is_half) {
+    step_kernel(const __grid_constant__ TensorTable<StepArrays<Types, Rule::kStates>::kCount> table,
+                Rule rule, StepScalars scalars, bool is_half) {
   using Acc = typename Types::Acc;
   constexpr int W = Types::kWidth;
   if (scalars.skips()) return;
@@ -254,7 +263,7 @@ __global__ void __launch_bounds__(kStepThreads)
     const Acc grad = load(kGrad, at) * scale;
 #pragma unroll
     for (int k = 0; k < Rule::kStates; ++k) state[k] = load(kState + k, at);
-    rule(param, grad, state);
+    apply(rule, param, grad, state);
     store(kParam, at, param);
 #pragma unroll
     for (int k = 0; k < Rule::kStates; ++k) store(kState + k, at, state[k]);
@@ -277,8 +286,8 @@ void launch_flat(const std::vector<const StepItem*>& items, const Rule& rule,
   constexpr int kCount = StepArrays<Types, Rule::kStates>::kCount;
   int64_t elements = 0;
   for (const StepItem* item : items) elements += item->numel;
-  auto launcher = make_list_launcher<kCount>(
-      step_chunk(elements), [&](const TensorTable<kCount>& table) {
+  auto launcher =
+      make_list_launcher<kCount>(step_chunk(elements), [&](const TensorTable<kCount>& table) {
         launch_kernel(step_kernel<Types, Rule>, table.chunks(), kStepThreads, 0, stream, table,
                       rule, scalars, is_half);
       });
@@ -349,8 +358,7 @@ inline bool same_dtypes(const StepItem& a, const StepItem& b) {
 
 // The 16-bit type of an item's arrays, if there is one.
 inline bool is_half(const StepItem& item) {
-  return std::find(item.dtype, item.dtype + kStepRoles, DType::kFloat16) !=
-         item.dtype + kStepRoles;
+  return std::find(item.dtype, item.dtype + kStepRoles, DType::kFloat16) != item.dtype + kStepRoles;
 }
 
 template <class Problem>

@@ -155,11 +155,9 @@ double* launch_squares(const std::vector<Tensor>& grads, DType dtype, double* pa
 void launch_norm(const GradNorm& p, const Launch& launch) {
   auto* const partial = static_cast<double*>(launch.workspace);
   double* end = partial;
-  for (const DType dtype :
-       {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-    dispatch_floating(dtype, [&]<class T>() {
-      end = launch_squares<T>(p.grads, dtype, end, launch.stream);
-    });
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    dispatch_floating(
+        dtype, [&]<class T>() { end = launch_squares<T>(p.grads, dtype, end, launch.stream); });
   }
   launch_kernel(total_kernel, 1, kTotalThreads, 0, launch.stream, partial, end - partial,
                 NormResults(p));
@@ -213,11 +211,9 @@ void launch_scale(const ScaleGrads& p, DType dtype, void* stream) {
   int64_t elements = 0;
   for (const Tensor& grad : p.grads) elements += grad.numel();
   const Scalar scale(p.scale), found_inf(p.found_inf);
-  auto launcher =
-      make_list_launcher<1>(step_chunk(elements), [&](const TensorTable<1>& table) {
-        launch_kernel(scale_kernel<T>, table.chunks(), kThreads, 0, stream, table, scale,
-                      found_inf);
-      });
+  auto launcher = make_list_launcher<1>(step_chunk(elements), [&](const TensorTable<1>& table) {
+    launch_kernel(scale_kernel<T>, table.chunks(), kThreads, 0, stream, table, scale, found_inf);
+  });
   for (const Tensor& grad : p.grads) {
     if (grad.dtype != dtype || grad.numel() == 0) continue;
     const auto index = in_memory_order(make_index<1>({&grad}));
@@ -232,8 +228,7 @@ void launch_scale(const ScaleGrads& p, DType dtype, void* stream) {
 }
 
 void launch_scale_all(const ScaleGrads& p, const Launch& launch) {
-  for (const DType dtype :
-       {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     dispatch_floating(dtype, [&]<class T>() { launch_scale<T>(p, dtype, launch.stream); });
   }
 }

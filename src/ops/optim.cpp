@@ -44,13 +44,13 @@ void require_integer(const Call& call, const Tensor& t) {
 }
 
 // Only one of several is called "param[i]".
-std::vector<Tensor> inputs(Call& call, const char* name, const DLTensor* const* list,
-                           int64_t count) {
+std::vector<Tensor> input_arrays(Call& call, const char* name, const DLTensor* const* list,
+                                 int64_t count) {
   if (count == 1 && list) return {call.input(name, list[0])};
   return call.input_list(name, list, count);
 }
-std::vector<Tensor> inouts(Call& call, const char* name, const DLTensor* const* list,
-                           int64_t count) {
+std::vector<Tensor> inout_arrays(Call& call, const char* name, const DLTensor* const* list,
+                                 int64_t count) {
   if (count == 1 && list) return {call.inout(name, list[0])};
   return call.inout_list(name, list, count);
 }
@@ -79,8 +79,8 @@ class StepArguments {
   StepArguments(Call& call, int64_t count, const DLTensor* const* param,
                 const DLTensor* const* grad)
       : call_(call), count_(count) {
-    add(kParam, inouts(call, "param", param, count));
-    add(kGrad, inputs(call, "grad", grad, count));
+    add(kParam, inout_arrays(call, "param", param, count));
+    add(kGrad, input_arrays(call, "grad", grad, count));
     for (size_t i = 0; i < size(); ++i) {
       call.require_floating(at(kParam, i));
       require_grad_dtype(call, at(kGrad, i), at(kParam, i));
@@ -91,7 +91,7 @@ class StepArguments {
   void add_state(int state, const char* name, const DLTensor* const* list) {
     if (!list) return;
     const int role = kState + state;
-    add(role, inouts(call_, name, list, count_));
+    add(role, inout_arrays(call_, name, list, count_));
     for (size_t i = 0; i < size(); ++i) {
       require_mixed_dtype(call_, at(role, i), at(kParam, i));
       call_.require_same_shape(at(role, i), at(kParam, i));
@@ -100,7 +100,7 @@ class StepArguments {
   }
   void add_copy(const DLTensor* const* list) {
     if (!list) return;
-    add(kCopy, inouts(call_, "copy", list, count_));
+    add(kCopy, inout_arrays(call_, "copy", list, count_));
     for (size_t i = 0; i < size(); ++i) {
       require_copy_dtype(call_, at(kCopy, i), at(kParam, i));
       call_.require_same_shape(at(kCopy, i), at(kParam, i));
@@ -179,8 +179,8 @@ dlk_status_t dlk_sgd_step(int64_t count, const DLTensor* const* param, const DLT
            p.momentum);
     }
     arguments.add_copy(copy);
-    SgdStep problem{{}, p.lr, p.momentum, p.dampening, p.weight_decay, p.nesterov != 0,
-                    p.first_step != 0};
+    SgdStep problem{
+        {}, p.lr, p.momentum, p.dampening, p.weight_decay, p.nesterov != 0, p.first_step != 0};
     problem.scalars = arguments.scalars(scalars, p.maximize != 0, false);
     arguments.fill(problem);
     call.run(problem);
@@ -207,8 +207,9 @@ dlk_status_t dlk_adamw_step(int64_t count, const DLTensor* const* param,
     require_beta("beta2", p.beta2);
     require_not_negative("eps", p.eps);
     require_not_negative("weight_decay", p.weight_decay);
-    AdamwStep problem{{}, p.lr, p.beta1, p.beta2, p.eps, p.weight_decay, p.step, p.l2 != 0,
-                      max_exp_avg_sq != nullptr};
+    AdamwStep problem{{},      p.lr,      p.beta1,
+                      p.beta2, p.eps,     p.weight_decay,
+                      p.step,  p.l2 != 0, max_exp_avg_sq != nullptr};
     problem.scalars = arguments.scalars(scalars, p.maximize != 0, true);
     if (!problem.scalars.step && p.step < 1) {
       fail(DLK_INVALID_ARGUMENT, "step is ", p.step, ", expected at least 1");
@@ -245,7 +246,7 @@ dlk_status_t dlk_grad_norm(int64_t count, const DLTensor* const* grad_, const DL
                            const dlk_launch* launch) {
   return entry("grad_norm", launch, [&](Call& call) {
     const dlk_grad_norm_params p = read_params(params, kGradNormDefaults);
-    std::vector<Tensor> grads = inputs(call, "grad", grad_, count);
+    std::vector<Tensor> grads = input_arrays(call, "grad", grad_, count);
     const Tensor loss_scale = call.optional_input("loss_scale", loss_scale_);
     const Tensor norm = call.output("norm", norm_);
     const Tensor grad_scale = call.optional_output("grad_scale", grad_scale_);
@@ -266,7 +267,7 @@ dlk_status_t dlk_grad_norm(int64_t count, const DLTensor* const* grad_, const DL
 dlk_status_t dlk_scale_grads(int64_t count, const DLTensor* const* grad_, const DLTensor* scale_,
                              const DLTensor* found_inf_, const dlk_launch* launch) {
   return entry("scale_grads", launch, [&](Call& call) {
-    std::vector<Tensor> grads = inouts(call, "grad", grad_, count);
+    std::vector<Tensor> grads = inout_arrays(call, "grad", grad_, count);
     const Tensor scale = call.input("scale", scale_);
     const Tensor found_inf = call.optional_inout("found_inf", found_inf_);
     for (const Tensor& grad : grads) call.require_floating(grad);

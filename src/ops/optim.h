@@ -128,7 +128,7 @@ ImplList<UpdateLossScale> gpu_impls<UpdateLossScale>();
 // ---- Rules: one element's update; the loops around it are the backends' --------------------------
 //
 // A rule has a constructor from its problem, kStates, read() for numbers that lie in device memory,
-// and operator()(param, gradient, states), where the gradient is scaled, and negated, already.
+// and operator()(param, gradient, states...), where the gradient is scaled, and negated, already.
 
 // SGD without momentum.
 template <class Acc>
@@ -142,7 +142,7 @@ struct SgdRule {
   DLK_HD void read(const StepScalars& s) {
     if (s.lr) lr = s.lr.real<Acc>();
   }
-  DLK_HD void operator()(Acc& param, Acc grad, Acc*) const { param -= lr * descent(param, grad); }
+  DLK_HD void operator()(Acc& param, Acc grad) const { param -= lr * descent(param, grad); }
   DLK_HD Acc descent(Acc param, Acc grad) const {
     return weight_decay != 0 ? grad + weight_decay * param : grad;
   }
@@ -161,10 +161,10 @@ struct MomentumRule : SgdRule<Acc> {
         nesterov(p.nesterov),
         first_step(p.first_step) {}
 
-  DLK_HD void operator()(Acc& param, Acc grad, Acc* buffer) const {
+  DLK_HD void operator()(Acc& param, Acc grad, Acc& buffer) const {
     const Acc g = this->descent(param, grad);
-    *buffer = first_step ? g : momentum * *buffer + undamped * g;
-    param -= this->lr * (nesterov ? g + momentum * *buffer : *buffer);
+    buffer = first_step ? g : momentum * buffer + undamped * g;
+    param -= this->lr * (nesterov ? g + momentum * buffer : buffer);
   }
 };
 
@@ -198,21 +198,28 @@ struct AdamRule {
     }
     if (s.step) set_step(s.step.integer());
   }
-  DLK_HD void operator()(Acc& param, Acc grad, Acc* state) const {
-    Acc &exp_avg = state[0], &exp_avg_sq = state[1];
-    const Acc g = l2 ? grad + weight_decay * param : grad;
-    exp_avg += new1 * (g - exp_avg);
-    exp_avg_sq = beta2 * exp_avg_sq + new2 * g * g;
-    Acc v = exp_avg_sq;
-    if constexpr (kAmsgrad) {
-      v = state[2] > v || state[2] != state[2] ? state[2] : v;  // NaN stays
-      state[2] = v;
-    }
-    const Acc root = sqrt_fast(v) * root_scale + eps;
-    param = param * decay - (lr * correction) * exp_avg * reciprocal_fast(root);
+  DLK_HD void operator()(Acc& param, Acc grad, Acc& exp_avg, Acc& exp_avg_sq) const {
+    average(param, grad, exp_avg, exp_avg_sq);
+    update(param, exp_avg, exp_avg_sq);
+  }
+  DLK_HD void operator()(Acc& param, Acc grad, Acc& exp_avg, Acc& exp_avg_sq,
+                         Acc& max_exp_avg_sq) const {
+    average(param, grad, exp_avg, exp_avg_sq);
+    const bool stays = max_exp_avg_sq > exp_avg_sq || max_exp_avg_sq != max_exp_avg_sq;  // or NaN
+    max_exp_avg_sq = stays ? max_exp_avg_sq : exp_avg_sq;
+    update(param, exp_avg, max_exp_avg_sq);
   }
 
  private:
+  DLK_HD void average(Acc param, Acc grad, Acc& exp_avg, Acc& exp_avg_sq) const {
+    const Acc g = l2 ? grad + weight_decay * param : grad;
+    exp_avg += new1 * (g - exp_avg);
+    exp_avg_sq = beta2 * exp_avg_sq + new2 * g * g;
+  }
+  DLK_HD void update(Acc& param, Acc exp_avg, Acc square) const {
+    const Acc root = sqrt_fast(square) * root_scale + eps;
+    param = param * decay - (lr * correction) * exp_avg * reciprocal_fast(root);
+  }
   // 1 - beta^t as -expm1(t log beta): no digits are lost where beta^t is close to 1.
   DLK_HD void set_step(int64_t t) {
     correction = 1 / -expm1(static_cast<Acc>(t) * log_beta1);
@@ -243,11 +250,11 @@ struct LionRule {
     lr = s.lr.real<Acc>();
     decay = 1 - lr * weight_decay;
   }
-  DLK_HD void operator()(Acc& param, Acc grad, Acc* exp_avg) const {
-    const Acc direction = beta1 * *exp_avg + new1 * grad;
+  DLK_HD void operator()(Acc& param, Acc grad, Acc& exp_avg) const {
+    const Acc direction = beta1 * exp_avg + new1 * grad;
     const Acc sign = direction > 0 ? Acc(1) : direction < 0 ? Acc(-1) : direction;  // NaN stays
     param = param * decay - lr * sign;
-    *exp_avg = beta2 * *exp_avg + new2 * grad;
+    exp_avg = beta2 * exp_avg + new2 * grad;
   }
 };
 

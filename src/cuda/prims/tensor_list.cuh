@@ -85,8 +85,7 @@ class ListLauncher {
     const int i = table_.count;
     for (int n = 0; n < N; ++n) table_.data[i][n] = data[n];
     table_.numel[i] = numel;
-    table_.last_chunk[i] =
-        table_.chunks() + static_cast<int32_t>(ceil_div(numel, table_.chunk));
+    table_.last_chunk[i] = table_.chunks() + static_cast<int32_t>(ceil_div(numel, table_.chunk));
     ++table_.count;
   }
   void flush() {
