@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlkern import _dlkern
+from dlkern.gemm_scaled import dtype_name
 
 
 def batch_norm(
@@ -193,18 +194,26 @@ def layer_norm(
     weight: Any = None,
     bias: Any = None,
     *,
+    residual: Any = None,
     normalized_ndim: int = 1,
     eps: float = 1e-5,
+    weight_offset: float = 0.0,
+    out_dtype: Any = None,
+    scale_out: Any = None,
+    amax: bool = False,
     return_stats: bool = False,
     out: Any = None,
+    out_residual: Any = None,
     out_mean: Any = None,
     out_rstd: Any = None,
+    out_amax: Any = None,
     stream: Any = None,
 ) -> Any:
-    r"""Layer normalisation over the last dimensions.
+    r"""Layer normalisation over the last dimensions, also of the sum with a residual.
 
-    .. math:: y = (x - \mu) \, r \cdot \mathrm{weight} + \mathrm{bias}, \quad
-              r = 1 / \sqrt{\sigma^2 + \epsilon}
+    .. math:: s = x + \mathrm{residual}, \quad
+              y = (s - \mu) \, r \, (\mathrm{weight} + \mathrm{weight\_offset}) + \mathrm{bias},
+              \quad r = 1 / \sqrt{\sigma^2 + \epsilon}
 
     Parameters
     ----------
@@ -213,25 +222,42 @@ def layer_norm(
         computed in float32.
     weight, bias : array, optional
         Of the shape of the normalised dimensions, and of x's dtype or, beside 16-bit x, float32.
+    residual : array, optional
+        Like `x`. The sum s is rounded to x's dtype before it is normalised, and returned.
     normalized_ndim : int
         How many of the last dimensions are normalised together.
     eps : float
         Added to the variance.
+    weight_offset : float
+        Added to the weight: 1 for models that keep their weights as the distance from 1. Nothing
+        where there is no weight.
+    out_dtype : str or dtype, optional
+        Of y: that of `x` (default), ``"float8_e4m3fn"`` or ``"float8_e5m2"``. float8 is rounded to
+        nearest; what is beyond its largest finite number becomes that.
+    scale_out : array, optional
+        One float32 on the device of `x`, beside a float8 y: y times it is what is written.
+    amax : bool
+        Beside a float8 y: return max \|y\| too, before `scale_out` (NaN where any y is); so does
+        passing `out_amax`.
     return_stats : bool
         Return what :func:`layer_norm_backward` needs, too.
-    out, out_mean, out_rstd : array, optional
-        Written instead of new arrays; `out` may be `x` itself. The statistics' ones imply
-        `return_stats`.
+    out, out_residual, out_mean, out_rstd, out_amax : array, optional
+        Written instead of new arrays; `out` and `out_residual` may each be `x` or `residual`
+        itself. The statistics' ones imply `return_stats`.
     stream : int or object with ``__cuda_stream__``, optional
         The stream to run on; default: the current stream of x's framework.
 
     Returns
     -------
     y : array
-        Shape, dtype, framework and device of `x`.
+        Shape, framework and device of `x`.
+    residual_out : array
+        With `residual`: s, like `x`.
     mean, rstd : array
         With `return_stats`: shape of the dimensions that are not normalised; float64 for float64
         and float32 for all others.
+    amax : array
+        With `amax`: one float32.
 
     Raises
     ------
@@ -242,8 +268,9 @@ def layer_norm(
     """
     stats = return_stats or out_mean is not None or out_rstd is not None
     return _dlkern.layer_norm(
-        x, weight, bias, normalized_ndim, eps, stats, out, out_mean, out_rstd, stream
-    )
+        x, weight, bias, residual, normalized_ndim, eps, weight_offset, dtype_name(out_dtype),
+        scale_out, amax, stats, out, out_residual, out_mean, out_rstd, out_amax, stream,
+    )  # fmt: skip
 
 
 def layer_norm_backward(
@@ -253,7 +280,9 @@ def layer_norm_backward(
     mean: Any,
     rstd: Any,
     *,
+    dresidual: Any = None,
     normalized_ndim: int = 1,
+    weight_offset: float = 0.0,
     bias: bool | None = None,
     out: Any = None,
     out_weight: Any = None,
@@ -262,24 +291,35 @@ def layer_norm_backward(
 ) -> tuple[Any, Any, Any]:
     r"""Gradients of :func:`layer_norm`.
 
-    With :math:`g = dy \cdot \mathrm{weight}`, :math:`\hat{x} = (x - \mu) r`, averages over a row:
+    With :math:`g = dy \, (\mathrm{weight} + \mathrm{weight\_offset})`,
+    :math:`\hat{x} = (x - \mu) r`, averages over a row:
 
-    .. math:: dx = r \, (g - \overline{g} - \hat{x} \, \overline{g \hat{x}}), \quad
+    .. math:: dx = r \, (g - \overline{g} - \hat{x} \, \overline{g \hat{x}})
+              + \mathrm{dresidual}, \quad
               d\mathrm{weight} = \sum_\mathrm{rows} dy \, \hat{x}, \quad
               d\mathrm{bias} = \sum_\mathrm{rows} dy
 
     Parameters
     ----------
     dy, x : array
-        Gradient of the loss with respect to y, and the input of the forward call.
+        Gradient of the loss with respect to y, and what was normalised: the input of the forward
+        call, or the residual_out that it returned.
     weight : array or None
         As in the forward call.
     mean, rstd : array
         What the forward call returned.
-    normalized_ndim : int
+    dresidual : array, optional
+        Like `x`: the gradient that residual_out has from elsewhere. dx is that of x and of the
+        residual alike.
+    normalized_ndim, weight_offset
         As in the forward call.
-    bias, out, out_weight, out_bias, stream
-        As for :func:`batch_norm_backward`.
+    bias : bool, optional
+        Whether dbias is wanted; default: where `weight` is given.
+    out, out_weight, out_bias : array, optional
+        Written instead of new arrays. `out` receives dx and may be `dy`, `x` or `dresidual` itself;
+        the others have x's dtype or, beside 16-bit x, float32.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`layer_norm`.
 
     Returns
     -------
@@ -288,36 +328,49 @@ def layer_norm_backward(
         gradient that is not wanted (dweight without `weight`).
     """
     return _dlkern.layer_norm_backward(
-        dy, x, weight, mean, rstd, normalized_ndim, bias, out, out_weight, out_bias, stream
-    )
+        dy, x, weight, mean, rstd, dresidual, normalized_ndim, weight_offset, bias, out, out_weight,
+        out_bias, stream,
+    )  # fmt: skip
 
 
 def rms_norm(
     x: Any,
     weight: Any = None,
     *,
+    residual: Any = None,
     normalized_ndim: int = 1,
     eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    out_dtype: Any = None,
+    scale_out: Any = None,
+    amax: bool = False,
     return_stats: bool = False,
     out: Any = None,
+    out_residual: Any = None,
     out_rstd: Any = None,
+    out_amax: Any = None,
     stream: Any = None,
 ) -> Any:
     r"""Normalisation by the root mean square over the last dimensions.
 
-    .. math:: y = x \, r \cdot \mathrm{weight}, \quad r = 1 / \sqrt{\overline{x^2} + \epsilon}
+    .. math:: s = x + \mathrm{residual}, \quad
+              y = s \, r \, (\mathrm{weight} + \mathrm{weight\_offset}), \quad
+              r = 1 / \sqrt{\overline{s^2} + \epsilon}
 
     Parameters and errors are those of :func:`layer_norm`.
 
     Returns
     -------
     y : array
-        Shape, dtype, framework and device of `x`.
-    rstd : array
-        With `return_stats`: r, as for :func:`layer_norm`.
+        Shape, framework and device of `x`.
+    residual_out, rstd, amax : array
+        With `residual`, with `return_stats` and with `amax`: as for :func:`layer_norm`.
     """
     stats = return_stats or out_rstd is not None
-    return _dlkern.rms_norm(x, weight, normalized_ndim, eps, stats, out, out_rstd, stream)
+    return _dlkern.rms_norm(
+        x, weight, residual, normalized_ndim, eps, weight_offset, dtype_name(out_dtype), scale_out,
+        amax, stats, out, out_residual, out_rstd, out_amax, stream,
+    )  # fmt: skip
 
 
 def rms_norm_backward(
@@ -326,15 +379,17 @@ def rms_norm_backward(
     weight: Any,
     rstd: Any,
     *,
+    dresidual: Any = None,
     normalized_ndim: int = 1,
+    weight_offset: float = 0.0,
     out: Any = None,
     out_weight: Any = None,
     stream: Any = None,
 ) -> tuple[Any, Any]:
     r"""Gradients of :func:`rms_norm`.
 
-    .. math:: dx = r \, (g - \hat{x} \, \overline{g \hat{x}}), \quad \hat{x} = x r, \quad
-              g = dy \cdot \mathrm{weight}, \quad
+    .. math:: dx = r \, (g - \hat{x} \, \overline{g \hat{x}}) + \mathrm{dresidual}, \quad
+              \hat{x} = x r, \quad g = dy \, (\mathrm{weight} + \mathrm{weight\_offset}), \quad
               d\mathrm{weight} = \sum_\mathrm{rows} dy \, \hat{x}
 
     Parameters are those of :func:`layer_norm_backward`.
@@ -344,4 +399,6 @@ def rms_norm_backward(
     dx, dweight : array or None
         `dx` like `x`; `dweight` like `weight`, None without it.
     """
-    return _dlkern.rms_norm_backward(dy, x, weight, rstd, normalized_ndim, out, out_weight, stream)
+    return _dlkern.rms_norm_backward(
+        dy, x, weight, rstd, dresidual, normalized_ndim, weight_offset, out, out_weight, stream
+    )

@@ -400,6 +400,12 @@ OPS = [
         {"return_stats": True},
     ),
     Op(
+        "layer_norm",
+        {"x": normal(5, 37), "residual": normal(5, 37), "weight": normal(37), "bias": normal(37)},
+        {"out": (5, 37), "out_residual": (5, 37)},
+        variant="residual",
+    ),
+    Op(
         "layer_norm_backward",
         {
             "dy": normal(5, 37),
@@ -415,6 +421,25 @@ OPS = [
         {"x": normal(5, 37), "weight": normal(37)},
         {"out": (5, 37), "out_rstd": ((5,), "statistic")},
         {"return_stats": True},
+    ),
+    Op(
+        "rms_norm",
+        {"x": normal(5, 40), "residual": normal(5, 40), "weight": normal(40)},
+        {"out": (5, 40), "out_residual": (5, 40)},
+        {"weight_offset": 1.0},
+        variant="residual",
+    ),
+    Op(
+        "rms_norm_backward",
+        {
+            "dy": normal(5, 40),
+            "x": normal(5, 40),
+            "weight": normal(40),
+            "rstd": statistic(positive(5)),
+            "dresidual": normal(5, 40),
+        },
+        {"out": (5, 40), "out_weight": (40,)},
+        variant="residual",
     ),
     Op(
         "rms_norm_backward",

@@ -8,7 +8,8 @@
  * computed by stable methods, never as E[x^2] - E[x]^2. NaN and infinities reach the statistics of
  * their channel or row and nothing else.
  *
- * dtypes: x is float64, float32, float16 or bfloat16; y, dy and dx have x's dtype. weight, bias and
+ * dtypes: x is float64, float32, float16 or bfloat16; y, dy and dx have x's dtype (but for float8 y
+ * below). weight, bias and
  * the running statistics have x's dtype, or float32 where x is 16-bit; dweight and dbias likewise,
  * each on its own. Saved statistics have the type that is summed in: float64 for float64, float32
  * for all others. Any strides. Absent weight counts as 1, absent bias as 0. Outputs share no memory
@@ -79,46 +80,65 @@ typedef struct dlk_layer_norm_params {
   uint32_t struct_size;
   int32_t normalized_ndim; /* how many of the last dimensions make a row: 1 to x's rank */
   double eps;              /* >= 0 */
+  double weight_offset;    /* added to every element of weight, where there is one */
 } dlk_layer_norm_params;
-#define DLK_LAYER_NORM_PARAMS_INIT {sizeof(dlk_layer_norm_params), 1, 1e-5}
+#define DLK_LAYER_NORM_PARAMS_INIT {sizeof(dlk_layer_norm_params), 1, 1e-5, 0.0}
 
-/* x, y: rank >= 1. weight, bias (optional): the shape of x's last normalized_ndim dimensions. mean,
- * rstd (optional): the shape of the dimensions before them; for the backward call. y may be x. */
-DLK_API dlk_status_t dlk_layer_norm_forward(const DLTensor* x, const DLTensor* weight,
-                                            const DLTensor* bias, const DLTensor* y,
-                                            const DLTensor* mean, const DLTensor* rstd,
+/* Normalises the rows of s = x + residual (x where residual is absent; rounded to x's dtype).
+ *
+ * x, y: rank >= 1. residual, residual_out (optional; like x): residual_out receives s. weight, bias
+ * (optional): the shape of x's last normalized_ndim dimensions. mean, rstd (optional): the shape of
+ * the dimensions before them; for the backward call. y and residual_out may each be x or residual.
+ *
+ * y may also be float8 (e4m3 or e5m2), with
+ *
+ *     y = result * scale_out,  amax = max |result|  (NaN where any element of it is)
+ *
+ * rounded to nearest, values beyond the largest finite one to that. scale_out (optional input) and
+ * amax (optional output): one float32 each, on the device, beside a float8 y alone. */
+DLK_API dlk_status_t dlk_layer_norm_forward(const DLTensor* x, const DLTensor* residual,
+                                            const DLTensor* weight, const DLTensor* bias,
+                                            const DLTensor* scale_out, const DLTensor* y,
+                                            const DLTensor* residual_out, const DLTensor* mean,
+                                            const DLTensor* rstd, const DLTensor* amax,
                                             const dlk_layer_norm_params* params,
                                             const dlk_launch* launch);
 
-/* With g = dy * weight, xhat = (x - mean) * rstd and averages over the row:
+/* With g = dy * (weight + weight_offset), xhat = (x - mean) * rstd and averages over the row:
  *
- *     dx = rstd * (g - avg(g) - xhat * avg(g * xhat)),  dweight = sum_r dy * xhat,  dbias = sum_r dy
+ *     dx = rstd * (g - avg(g) - xhat * avg(g * xhat)) + dresidual
+ *     dweight = sum_r dy * xhat,  dbias = sum_r dy
  *
- * weight, dweight and dbias are optional; dx may be dy or x itself. */
-DLK_API dlk_status_t dlk_layer_norm_backward(const DLTensor* dy, const DLTensor* x,
-                                             const DLTensor* weight, const DLTensor* mean,
-                                             const DLTensor* rstd, const DLTensor* dx,
-                                             const DLTensor* dweight, const DLTensor* dbias,
-                                             const dlk_layer_norm_params* params,
-                                             const dlk_launch* launch);
+ * x is what was normalised: residual_out, where a residual was added. Then dx is the gradient of
+ * both terms, and dresidual (optional, like dy) the one that residual_out has from elsewhere.
+ * weight, dweight and dbias are optional; dx may be dy, x or dresidual itself. */
+DLK_API dlk_status_t dlk_layer_norm_backward(
+    const DLTensor* dy, const DLTensor* x, const DLTensor* weight, const DLTensor* mean,
+    const DLTensor* rstd, const DLTensor* dresidual, const DLTensor* dx, const DLTensor* dweight,
+    const DLTensor* dbias, const dlk_layer_norm_params* params, const dlk_launch* launch);
 
 typedef struct dlk_rms_norm_params {
   uint32_t struct_size;
   int32_t normalized_ndim;
   double eps;
+  double weight_offset; /* 1 for models whose weights are kept as their distance from 1 */
 } dlk_rms_norm_params;
-#define DLK_RMS_NORM_PARAMS_INIT {sizeof(dlk_rms_norm_params), 1, 1e-6}
+#define DLK_RMS_NORM_PARAMS_INIT {sizeof(dlk_rms_norm_params), 1, 1e-6, 0.0}
 
 /* As dlk_layer_norm_forward, without mean and bias. */
-DLK_API dlk_status_t dlk_rms_norm_forward(const DLTensor* x, const DLTensor* weight,
-                                          const DLTensor* y, const DLTensor* rstd,
+DLK_API dlk_status_t dlk_rms_norm_forward(const DLTensor* x, const DLTensor* residual,
+                                          const DLTensor* weight, const DLTensor* scale_out,
+                                          const DLTensor* y, const DLTensor* residual_out,
+                                          const DLTensor* rstd, const DLTensor* amax,
                                           const dlk_rms_norm_params* params,
                                           const dlk_launch* launch);
 
-/* dx = rstd * (g - xhat * avg(g * xhat)) with xhat = x * rstd; the rest is as for layer_norm. */
+/* dx = rstd * (g - xhat * avg(g * xhat)) + dresidual with xhat = x * rstd; the rest is as for
+ * layer_norm. */
 DLK_API dlk_status_t dlk_rms_norm_backward(const DLTensor* dy, const DLTensor* x,
                                            const DLTensor* weight, const DLTensor* rstd,
-                                           const DLTensor* dx, const DLTensor* dweight,
+                                           const DLTensor* dresidual, const DLTensor* dx,
+                                           const DLTensor* dweight,
                                            const dlk_rms_norm_params* params,
                                            const dlk_launch* launch);
 

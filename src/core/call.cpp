@@ -179,6 +179,14 @@ void Call::require_rank(const Tensor& t, int low, int high) const {
   }
 }
 
+void Call::require_scalar(const Tensor& t, DType dtype) const {
+  require_dtype(t, {dtype});
+  require_rank(t, 0, 1);
+  if (t.numel() != 1) {
+    fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t), ", expected [] or [1]");
+  }
+}
+
 void Call::require_shape(const Tensor& t, std::span<const int64_t> shape, const char* why) const {
   bool same = t.ndim == static_cast<int>(shape.size());
   for (int d = 0; same && d < t.ndim; ++d) same = t.shape[d] == shape[d];

@@ -110,6 +110,8 @@ class Call {
   void require_rank(const Tensor& t, int low, int high) const;
   void require_shape(const Tensor& t, std::span<const int64_t> shape, const char* why) const;
   void require_same_shape(const Tensor& t, const Tensor& as) const;
+  // One element of this dtype, of shape [] or [1].
+  void require_scalar(const Tensor& t, DType dtype) const;
   void require_like(const Tensor& t, const Tensor& as) const {  // dtype and shape
     require_same_dtype(t, as);
     require_same_shape(t, as);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "core/float8.h"
 #include "core/index.h"
 #include "core/mixed.h"
 #include "cpu/prims/convert.h"
@@ -57,32 +58,76 @@ struct Row {
   }
 };
 
-// All values of a parameter, or `absent` in its place.
+// All values of a parameter with `offset` added, or `absent` in their place.
 template <class T>
-std::vector<Accumulator<T>> values_of(const Tensor& t, int64_t n, Accumulator<T> absent) {
+std::vector<Accumulator<T>> values_of(const Tensor& t, int64_t n, Accumulator<T> absent,
+                                      double offset = 0) {
   const MixedView<T> view(t);
   std::vector<Accumulator<T>> values(n, absent);
-  for (int64_t i = 0; view && i < n; ++i) values[i] = view.load(i);
+  for (int64_t i = 0; view && i < n; ++i) values[i] = view.load(i) + Accumulator<T>(offset);
   return values;
 }
 
+// sum[i] = x[i] + residual[i], rounded to T.
 template <class T>
+void add_residual(int64_t n, const Accumulator<T>* x, const Accumulator<T>* residual,
+                  Accumulator<T>* sum) {
+  DLK_SIMD
+  for (int64_t i = 0; i < n; ++i) sum[i] = x[i] + residual[i];
+  if constexpr (!std::is_same_v<T, Accumulator<T>>) {
+    T rounded[kSpan];
+    for (int64_t i = 0; i < n; i += kSpan) {
+      const int64_t some = std::min(kSpan, n - i);
+      store_span(sum + i, rounded, 1, some);
+      load_span(rounded, 1, some, sum + i);
+    }
+  }
+}
+
+// y = v * scale, float8, for the row that begins at y; returns max |v|.
+template <class Out, class Acc>
+float store_float8(const Row& row, const Acc* v, float scale, Out* y) {
+  float largest = 0;
+  row.for_spans([&](int64_t i, int64_t at) {
+    for (int64_t k = 0; k < row.inner; ++k) {
+      const float value = static_cast<float>(v[i + k]), size = std::fabs(value);
+      if (is_better<false>(size, largest)) largest = size;
+      y[at + k * row.stride] = Out(value * scale);
+    }
+  });
+  return largest;
+}
+
+// Out: T, Float8E4M3 or Float8E5M2.
+template <class T, class Out>
 void forward(const RowNormForward& p) {
   using Acc = Accumulator<T>;
-  const auto rows = make_index<2>({&p.x, &p.y}, dims_below(p.axis));
-  const Row x(p.x, p.axis), y(p.y, p.axis);
+  constexpr bool kFloat8 = sizeof(Out) == 1;
+  const auto rows = make_index<4>({&p.x, &p.residual, &p.residual_out, &p.y}, dims_below(p.axis));
+  const Row x(p.x, p.axis), residual(p.residual ? p.residual : p.x, p.axis),
+      sum(p.residual_out ? p.residual_out : p.x, p.axis), y(p.y, p.axis);
   const int64_t n = x.index.numel;
   const MixedView<T> mean(p.mean), rstd(p.rstd);
-  const std::vector<Acc> weight = values_of<T>(p.weight, n, 1), bias = values_of<T>(p.bias, n, 0);
+  const std::vector<Acc> weight = values_of<T>(p.weight, n, 1, p.weight_offset),
+                         bias = values_of<T>(p.bias, n, 0);
+  const float scale_out = p.scale_out ? *p.scale_out.as<const float>() : 1.0f;
+  std::vector<float> largest(p.amax ? rows.numel : 0);
   parallel_for(rows.numel, kGrain / (n + 1), [&](int64_t begin, int64_t end) {
-    std::vector<Acc> buffer(n);
+    std::vector<Acc> buffer(n), more(p.residual ? n : 0);
     const Acc *w = weight.data(), *b = bias.data();
     for (int64_t row = begin; row < end; ++row) {
-      int64_t at[2];
+      int64_t at[4];
       rows.offsets(row, at);
       const Acc* v = x.read(p.x.as<const T>() + at[0], buffer.data());
-      T* dst = p.y.as<T>() + at[1];
-      Acc* out = y.begin(dst, buffer.data());
+      if (p.residual) {
+        const Acc* r = residual.read(p.residual.as<const T>() + at[1], more.data());
+        add_residual<T>(n, v, r, buffer.data());
+        v = buffer.data();
+      }
+      if (p.residual_out) sum.finish(v, p.residual_out.as<T>() + at[2]);
+      Out* dst = p.y.as<Out>() + at[3];
+      Acc* out = buffer.data();
+      if constexpr (!kFloat8) out = y.begin(dst, buffer.data());
       // The mean in two parts, center + rest, so that its rounding does not show in x - mean.
       Acc center = 0, rest = 0, variance;
       if (p.rms) {
@@ -98,11 +143,19 @@ void forward(const RowNormForward& p) {
       const Acc scale = 1 / std::sqrt(variance + static_cast<Acc>(p.eps));
       DLK_SIMD
       for (int64_t i = 0; i < n; ++i) out[i] = (v[i] - center - rest) * scale * w[i] + b[i];
-      y.finish(out, dst);
+      if constexpr (kFloat8) {
+        const float size = store_float8(y, out, scale_out, dst);
+        if (p.amax) largest[row] = size;
+      } else {
+        y.finish(out, dst);
+      }
       if (mean) mean.store(row, center + rest);
       if (rstd) rstd.store(row, scale);
     }
   });
+  if (p.amax) {
+    *p.amax.as<float>() = rows.numel ? max_of(largest.data(), rows.numel) : 0.0f;
+  }
 }
 
 // The rows whose gradients of the weights are added up together.
@@ -134,23 +187,24 @@ void add_blocks(const std::vector<Accumulator<T>>& partial, int64_t blocks, int6
 template <class T>
 void backward(const RowNormBackward& p) {
   using Acc = Accumulator<T>;
-  const auto rows = make_index<3>({&p.dy, &p.x, &p.dx}, dims_below(p.axis));
-  const Row dy(p.dy, p.axis), x(p.x, p.axis), dx(p.dx, p.axis);
+  const auto rows = make_index<4>({&p.dy, &p.x, &p.dresidual, &p.dx}, dims_below(p.axis));
+  const Row dy(p.dy, p.axis), x(p.x, p.axis), dx(p.dx, p.axis),
+      dresidual(p.dresidual ? p.dresidual : p.x, p.axis);
   const int64_t n = x.index.numel;
   const MixedView<T> mean(p.mean), rstd(p.rstd);
-  const std::vector<Acc> weight = values_of<T>(p.weight, n, 1);
+  const std::vector<Acc> weight = values_of<T>(p.weight, n, 1, p.weight_offset);
   const RowBlocks blocks(rows.numel);
   std::vector<Acc> dweight(p.dweight ? blocks.count * n : 0), dbias(p.dbias ? blocks.count * n : 0);
   parallel_for(blocks.count, kGrain / (n * blocks.size + 1), [&](int64_t first, int64_t last) {
-    std::vector<Acc> buffer(2 * n);
+    std::vector<Acc> buffer(2 * n), more(p.dresidual ? n : 0);
     const Acc* w = weight.data();
     for (int64_t row = first * blocks.size; row < std::min(last * blocks.size, blocks.rows);
          ++row) {
-      int64_t at[3];
+      int64_t at[4];
       rows.offsets(row, at);
       const Acc* g = dy.read(p.dy.as<const T>() + at[0], buffer.data());
       const Acc* v = x.read(p.x.as<const T>() + at[1], buffer.data() + n);
-      T* dst = p.dx.as<T>() + at[2];
+      T* dst = p.dx.as<T>() + at[3];
       Acc* out = dx.begin(dst, buffer.data());
       const Acc center = mean.load_or(row, 0), scale = rstd.load(row);
       const auto xhat = [&](int64_t i) { return (v[i] - center) * scale; };
@@ -166,8 +220,16 @@ void backward(const RowNormBackward& p) {
         DLK_SIMD
         for (int64_t i = 0; i < n; ++i) sum[i] += g[i];
       }
-      DLK_SIMD
-      for (int64_t i = 0; i < n; ++i) out[i] = scale * (g[i] * w[i] - shift - xhat(i) * along);
+      if (p.dresidual) {
+        const Acc* r = dresidual.read(p.dresidual.as<const T>() + at[2], more.data());
+        DLK_SIMD
+        for (int64_t i = 0; i < n; ++i) {
+          out[i] = scale * (g[i] * w[i] - shift - xhat(i) * along) + r[i];
+        }
+      } else {
+        DLK_SIMD
+        for (int64_t i = 0; i < n; ++i) out[i] = scale * (g[i] * w[i] - shift - xhat(i) * along);
+      }
       dx.finish(out, dst);
     }
   });
@@ -178,7 +240,11 @@ void backward(const RowNormBackward& p) {
 constexpr Impl<RowNormForward> kForward[] = {
     {"cpu_row", supports_all, nullptr,
      [](const RowNormForward& p, const Launch&) {
-       dispatch_floating(p.x.dtype, [&]<class T>() { forward<T>(p); });
+       dispatch_floating(p.x.dtype, [&]<class T>() {
+         if (p.y.dtype == DType::kFloat8E4M3) return forward<T, Float8E4M3>(p);
+         if (p.y.dtype == DType::kFloat8E5M2) return forward<T, Float8E5M2>(p);
+         forward<T, T>(p);
+       });
      }},
 };
 constexpr Impl<RowNormBackward> kBackward[] = {

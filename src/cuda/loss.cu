@@ -4,7 +4,7 @@
 //   backward  dx_c = s * [(1 - e) w_t (p_c - (c == t)) + e / C * (p_c sum_k w_k - w_c)]
 //
 // Layout: C classes at some stride; all other dimensions together are the rows. Neighbouring
-// classes, up to 32 KB of them (512 KB on Hopper), stay in the registers of a team of threads
+// classes, up to 64 KB of them (512 KB on Hopper), stay in the registers of a team of threads
 // (prims/row_pieces.cuh): maximum, sum of exponentials and gradient come from there. Other rows
 // are walked by one group of threads (prims/rows.cuh), maximum and sum in one pass (online
 // softmax). The rows' losses, and the sum of their weights, are summed by a two-stage reduction
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 // As cross_entropy_forward_kernel. A row that needs no logits is a row of none here: its threads
 // take part in the reductions.
 template <class T, int kItems, bool kBlocks>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     cross_entropy_forward_registers_kernel(const Rows<T> rows, const StridedIndex<1> index,
                                            const MixedView<T> loss, Accumulator<T>* row_loss,
                                            int team_size, int align) {
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 
 // As cross_entropy_backward_kernel. dlogits may be logits: a thread writes where it alone reads.
 template <class T, int kItems, bool kBlocks>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     cross_entropy_backward_registers_kernel(const BackwardArgs<T> args, int team_size, int align,
                                             int out_align) {
   using Acc = Accumulator<T>;

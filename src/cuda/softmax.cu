@@ -6,7 +6,7 @@
 //             log: dx_i = dy_i - exp(y_i) sum_j dy_j
 //
 // Layout: the axis has n elements at some stride; all other dimensions together are the rows.
-// Neighbouring elements, up to 32 KB of them (on Hopper 512 KB forward and 256 KB backward), stay
+// Neighbouring elements, forward up to 64 KB of them (512 KB on Hopper), backward half as many, stay
 // in the registers of a team of threads: a row is read once and written once
 // (prims/row_pieces.cuh). Other rows: one group of threads walks one row (prims/rows.cuh).
 // Maximum and sum come from one pass (online softmax): a row is read twice and written once. Bound
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 // ---- Rows in registers -------------------------------------------------------------------------
 
 template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     softmax_forward_registers_kernel(const T* x, T* y, const Args<2> args, int team_size,
                                      int align_x, int align_y) {
   using Acc = Accumulator<T>;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
 }
 
 template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     softmax_backward_registers_kernel(const T* dy, const T* y, T* dx, const Args<3> args,
                                       int team_size, int align_dy, int align_y, int align_dx) {
   using Acc = Accumulator<T>;

@@ -10,16 +10,6 @@ namespace {
 
 constexpr dlk_scaled_matmul_params kDefaults = DLK_SCALED_MATMUL_PARAMS_INIT;
 
-// One float32 on the device.
-void require_scalar(const Call& call, const Tensor& t) {
-  if (!t) return;
-  call.require_dtype(t, {DType::kFloat32});
-  call.require_rank(t, 0, 1);
-  if (t.numel() != 1) {
-    fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t), ", expected [] or [1]");
-  }
-}
-
 }  // namespace
 }  // namespace dlkern
 
@@ -49,8 +39,9 @@ dlk_status_t dlk_scaled_matmul(const DLTensor* a_, const DLTensor* b_, const DLT
       call.require_dtype(bias, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
       call.require_shape(bias, std::array{extent_of(b, 0)}, "[N], the last extent of b");
     }
-    require_scalar(call, scale_out);
-    require_scalar(call, amax);
+    for (const Tensor* scalar : {&scale_out, &amax}) {
+      if (*scalar) call.require_scalar(*scalar, DType::kFloat32);
+    }
     for (const Tensor* output : {&y, &amax}) {
       for (const Tensor* input : {&a, &b, &scale_a, &scale_b, &bias, &scale_out}) {
         call.require_disjoint(*output, *input);

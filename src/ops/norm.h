@@ -29,15 +29,16 @@ struct BatchNormBackward {
 
 // Layer norm and RMS norm: rows are the dimensions of x from `axis` on.
 struct RowNormForward {
-  Tensor x, weight, y, rstd;
-  double eps;
+  Tensor x, residual, weight, scale_out, y, residual_out, rstd, amax;
+  double eps, weight_offset;
   bool rms;  // no mean is subtracted; bias and mean are absent
   Tensor bias = {}, mean = {};
   int axis = 0;
 };
 
 struct RowNormBackward {
-  Tensor dy, x, weight, rstd, dx, dweight;
+  Tensor dy, x, weight, rstd, dresidual, dx, dweight;
+  double weight_offset;
   bool rms;
   Tensor mean = {}, dbias = {};
   int axis = 0;

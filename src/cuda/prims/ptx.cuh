@@ -20,29 +20,16 @@ __device__ __forceinline__ void store_16(void* to, uint4 v) {
                : "memory");
 }
 
-// 16 bytes, where `wanted`. No branch, in which the next load would wait for this one. What is read
-// once leaves the first-level cache to what is read again.
-template <bool kOnce>
+// 16 bytes, where `wanted`. No branch, in which the next load would wait for this one.
 __device__ __forceinline__ void load_16_if(bool wanted, const void* from, uint32_t (&w)[4]) {
-  if constexpr (kOnce) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %5, 0;\n"
-        "@p ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
-        : "l"(from), "r"(static_cast<int>(wanted)));
-  } else {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %5, 0;\n"
-        "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
-        : "l"(from), "r"(static_cast<int>(wanted)));
-  }
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+      : "l"(from), "r"(static_cast<int>(wanted)));
 }
 
 // ---- Conversions ------------------------------------------------------------------------------
@@ -58,6 +45,20 @@ __device__ __forceinline__ uint32_t pack_float16(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+
+// The same to float8, compute capability 8.9 and newer: beyond the largest finite number that.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+__device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ uint16_t pack_e5m2(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+#endif
 
 // ---- Asynchronous copies to shared memory ---------------------------------------------------
 

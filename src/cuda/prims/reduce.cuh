@@ -44,20 +44,18 @@ __device__ __forceinline__ Pair<T> shuffle_xor(const Pair<T>& v, int mask) {
   return {shuffle_xor(v.a, mask), shuffle_xor(v.b, mask)};
 }
 
-// All threads of a 1-D block (a multiple of the warp width) receive the result; where `size` is
-// given, that of each `size` threads (whole warps, a power of 2). May be called repeatedly; every
-// thread of the block must call it.
+// All threads of a 1-D block (a multiple of the warp width) receive the result. May be called
+// repeatedly; every thread of the block must call it.
 template <class T, class Op>
-__device__ __forceinline__ T block_reduce(T v, Op op, T identity, int size = 0) {
+__device__ __forceinline__ T block_reduce(T v, Op op, T identity) {
   __shared__ T partial[kWarpSize];  // static shared memory: one slot per warp
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   v = warp_reduce(v, op);
   __syncthreads();  // the previous call's reads of partial are over
   if (lane == 0) partial[warp] = v;
   __syncthreads();
-  const int warps = (size ? size : blockDim.x) / kWarpSize;
-  const int first = size ? warp & ~(warps - 1) : 0;
-  return warp_reduce(lane < warps ? partial[first + lane] : identity, op);
+  const int warps = blockDim.x / kWarpSize;
+  return warp_reduce(lane < warps ? partial[lane] : identity, op);
 }
 
 }  // namespace dlkern::gpu

@@ -3,6 +3,7 @@
 // loaded and stored by the aligned 16 bytes around them.
 #pragma once
 
+#include "core/float8.h"
 #include "core/mixed.h"
 #include "cuda/prims/gpu.h"
 #include "cuda/prims/row_team.cuh"
@@ -62,11 +63,47 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return bits(low) | bits(high) << 16;
 }
 
-// The 16 bytes at `p`, a multiple of 16, where `wanted`. kOnce: no other thread reads them.
-template <bool kOnce>
+// Two float8 of one type.
+__device__ __forceinline__ uint16_t pack_float8(float low, float high, bool e5m2) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  return e5m2 ? pack_e5m2(low, high) : pack_e4m3(low, high);
+#else
+  const auto bits = [e5m2](float v) {
+    return static_cast<uint16_t>(e5m2 ? Float8E5M2(v).bits : Float8E4M3(v).bits);
+  };
+  return static_cast<uint16_t>(bits(low) | bits(high) << 8);
+#endif
+}
+
+// The first `count` of N numbers, as float8 to p, whose multiple of a power of 2 `align` is known.
+template <int N>
+__device__ __forceinline__ void store_float8(const float (&v)[N], uint8_t* p, int count, int align,
+                                             bool e5m2) {
+  static_assert(N == 4 || N == 8);
+  uint16_t pairs[N / 2];
+#pragma unroll
+  for (int k = 0; k < N / 2; ++k) pairs[k] = pack_float8(v[2 * k], v[2 * k + 1], e5m2);
+  if (count >= N && align >= N) {
+    uint32_t words[N / 4];
+#pragma unroll
+    for (int k = 0; k < N / 4; ++k) words[k] = pairs[2 * k] | uint32_t{pairs[2 * k + 1]} << 16;
+    if constexpr (N == 8) {
+      *reinterpret_cast<uint2*>(p) = make_uint2(words[0], words[1]);
+    } else {
+      *reinterpret_cast<uint32_t*>(p) = words[0];
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      if (e < count) p[e] = static_cast<uint8_t>(pairs[e / 2] >> 8 * (e % 2));
+    }
+  }
+}
+
+// The 16 bytes at `p`, a multiple of 16, where `wanted`.
 __device__ __forceinline__ void load_words(bool wanted, const void* p, uint32_t (&w)[4]) {
 #if defined(__CUDA_ARCH__)
-  load_16_if<kOnce>(wanted, p, w);
+  load_16_if(wanted, p, w);
 #else
   if (wanted) {
     const uint4 v = *static_cast<const uint4*>(p);
@@ -171,33 +208,16 @@ struct RowPieces {
   template <bool kBlocks>
   __device__ __forceinline__ void load(const T* row, int n, RowTeam<kBlocks> team, int align,
                                        T fill) {
-    const bool shifted = align != 16;
-    const int shift = shifted ? shift_of(row) : 0, bytes = shifted ? 32 : 16;
-    const auto whole = [=](int first) {
-      return first * kSize >= shift && first * kSize - shift + bytes <= n * kSize;
-    };
 #pragma unroll
     for (int k = 0; k < kElements; ++k) set(k, fill);
-    if (shifted) {
-      load_shifted(row, shift, team, whole);
-    } else {
+    if (align == 16 && n % kPiece<T> == 0) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int first = place(team, i * kPiece<T>);
-        load_words<true>(whole(first), row + first, piece[i].word);
+        load_words(first < n, row + first, piece[i].word);
       }
-      if (n % kPiece<T> == 0) return;
-    }
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      team.forget();
-      const int first = place(team, i * kPiece<T>);
-      if (first < n && !whole(first)) {
-#pragma unroll
-        for (int e = 0; e < kPiece<T>; ++e) {
-          if (first + e < n) piece[i].set(e, row[first + e]);
-        }
-      }
+    } else {
+      load_shifted(row, n, team);
     }
   }
   template <bool kBlocks>
@@ -243,12 +263,15 @@ struct RowPieces {
     return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16);
   }
 
-  // Pieces are cut out of the two aligned 16 bytes that hold them, two at a time: more would take
-  // too many registers.
-  template <bool kBlocks, class Whole>
-  __device__ __forceinline__ void load_shifted(const T* row, int shift, RowTeam<kBlocks> team,
-                                               const Whole& whole) {
+  // Pieces are cut out of the two aligned 16 bytes that hold them, where those are of the row, two
+  // pieces at a time: more would take too many registers.
+  template <bool kBlocks>
+  __device__ __forceinline__ void load_shifted(const T* row, int n, RowTeam<kBlocks> team) {
     constexpr int kGroup = 2;
+    const int shift = shift_of(row);
+    const auto whole = [=](int first) {
+      return first * kSize >= shift && first * kSize - shift + 32 <= n * kSize;
+    };
 #pragma unroll
     for (int group = 0; group < kItems; group += kGroup) {
       team.forget();
@@ -257,14 +280,25 @@ struct RowPieces {
       for (int i = 0; i < kGroup; ++i) {
         const int first = place(team, (group + i) * kPiece<T>);
         const char* at = reinterpret_cast<const char*>(row + first) - shift;
-        load_words<false>(whole(first), at, low[i]);
-        load_words<false>(whole(first), at + 16, high[i]);
+        load_words(whole(first), at, low[i]);
+        load_words(whole(first), at + 16, high[i]);
       }
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        uint32_t(&w)[4] = piece[group + i].word;
-        if (whole(place(team, (group + i) * kPiece<T>))) extract(low[i], high[i], shift, w);
-        piece[group + i].forget();
+        Piece<T>& p = piece[group + i];
+        if (whole(place(team, (group + i) * kPiece<T>))) extract(low[i], high[i], shift, p.word);
+        p.forget();
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      team.forget();
+      const int first = place(team, i * kPiece<T>);
+      if (first < n && !whole(first)) {
+#pragma unroll
+        for (int e = 0; e < kPiece<T>; ++e) {
+          if (first + e < n) piece[i].set(e, row[first + e]);
+        }
       }
     }
   }
@@ -291,12 +325,14 @@ struct RowParameter {
   const void* data = nullptr;
   bool wide = true;    // of type Acc
   bool vector = true;  // lies at a multiple of 16 bytes
+  Acc offset = 0;      // added to each that is not absent
 
   RowParameter() = default;
-  explicit RowParameter(const MixedView<T>& view)
+  explicit RowParameter(const MixedView<T>& view, double offset_ = 0)
       : data(view.data),
         wide(view.wide),
-        vector(reinterpret_cast<uintptr_t>(view.data) % 16 == 0) {}
+        vector(reinterpret_cast<uintptr_t>(view.data) % 16 == 0),
+        offset(static_cast<Acc>(offset_)) {}
 
   // Those of the piece that begins at column `first`; `absent` behind the last.
   __device__ __forceinline__ void load(int first, int n, Acc absent, Acc (&v)[kPiece<T>]) const {
@@ -305,7 +341,9 @@ struct RowParameter {
     if (!data) {
 #pragma unroll
       for (int e = 0; e < kPiece<T>; ++e) v[e] = absent;
-    } else if (!vector || first + kPiece<T> > n) {
+      return;
+    }
+    if (!vector || first + kPiece<T> > n) {
 #pragma unroll
       for (int e = 0; e < kPiece<T>; ++e) {
         v[e] = first + e >= n ? absent : wide ? wides[e] : static_cast<Acc>(narrows[e]);
@@ -315,6 +353,10 @@ struct RowParameter {
       for (int e = 0; e < kPiece<T>; e += kPiece<Acc>) take(wides + e, v + e);
     } else {
       take(narrows, v);
+    }
+    if (offset != 0) {
+#pragma unroll
+      for (int e = 0; e < kPiece<T>; ++e) v[e] += offset;
     }
   }
 

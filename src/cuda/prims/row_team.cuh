@@ -21,11 +21,10 @@ inline constexpr int kPiece = 16 / sizeof(T);  // elements
 
 // For __launch_bounds__ of the kernels: threads of a block, at most, and blocks of a
 // multiprocessor, at least. With one block alone nothing would be on its way from memory while it
-// computes; where a thread has 8 pieces, or float64 and its exponentials, the registers of two do
-// not suffice.
+// computes; float64 is bound by its exponentials and takes the registers.
 inline constexpr int kRowThreads = 512;
-template <class T, int kItems>
-inline constexpr int kRowBlocks = sizeof(T) == 8 || kItems == 8 ? 1 : 2;
+template <class T>
+inline constexpr int kRowBlocks = sizeof(T) == 8 ? 1 : 2;
 inline constexpr int kMaxRowBlocks = 8;  // of a cluster that shares a row (Hopper)
 // Of a team within a warp, at most. Every target's warps have so many; their width is not known on
 // the host.
@@ -53,15 +52,12 @@ struct RowPlan {
   int teams() const { return std::max(threads() / size, 1); }  // of a block
 };
 
-// most_items: 8, or 4 or 2 for kernels that hold more than a row in each thread. More than 4 are for
-// rows that are too long for a cluster otherwise.
+// most_items: 8, or 4 or 2 for kernels that hold more than a row in each thread.
 inline RowPlan plan_row(int64_t n, int piece, int most_items = 8) {
   const int64_t pieces = ceil_div(n, piece);
-  const int most = kRowThreads * (clusters_of_rows() ? kMaxRowBlocks : 1);
-  const int suited = pieces <= 2 * kRowLanes                     ? 2
-                     : pieces <= 4 * most || most == kRowThreads ? 4
-                                                                 : 8;
+  const int suited = pieces <= 2 * kRowLanes ? 2 : pieces <= 4 * kRowThreads ? 4 : 8;
   RowPlan plan{1, std::min(suited, most_items)};
+  const int most = kRowThreads * (clusters_of_rows() ? kMaxRowBlocks : 1);
   while (int64_t{plan.size} * plan.items < pieces && plan.size < most) plan.size *= 2;
   if (int64_t{plan.size} * plan.items < pieces) plan.size = 0;
   return plan;
@@ -104,12 +100,12 @@ struct RowTeam {
   // All threads of the team receive the result; all threads of the block must call it. Places in
   // the row are not kept in registers across it.
   template <class T, class Op>
-  __device__ __forceinline__ T reduce(T v, Op op, T identity) {
+  __device__ __forceinline__ T reduce(T v, Op op, [[maybe_unused]] T identity) {
     forget();
-    if constexpr (kBlocks) {
-      v = reduce_blocks(block_reduce(v, op, identity), op);
-    } else if (size > kRowLanes) {
-      v = block_reduce(v, op, identity, size);
+    if (kBlocks || size > kRowLanes) {
+      v = reduce_warps(v, op);
+      if constexpr (kBlocks) v = reduce_blocks(v, op);
+      turn ^= 1;
     } else {
       for (int mask = size / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
     }
@@ -146,13 +142,27 @@ struct RowTeam {
   }
 
  private:
-  // A slot is written again two calls later: all have read it then.
+  // Within the block. A slot is written again two calls later: all have read it then, and one
+  // barrier does for each call.
+  template <class T, class Op>
+  __device__ __forceinline__ T reduce_warps(T v, Op op) {
+    __shared__ T partial[2][kRowThreads / kRowLanes];
+    const int warp = threadIdx.x / kWarpSize;
+    v = warp_reduce(v, op);
+    if (threadIdx.x % kWarpSize == 0) partial[turn][warp] = v;
+    __syncthreads();
+    const int warps = (kBlocks ? kRowThreads : size) / kWarpSize;  // of the team: a power of 2
+    const int rest = warps - 1;
+    v = partial[turn][(warp & ~rest) + (threadIdx.x & rest)];
+    for (int mask = warps / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
+    return v;
+  }
+  // Over the blocks of the cluster. Slots as above.
   template <class T, class Op>
   __device__ __forceinline__ T reduce_blocks(T v, [[maybe_unused]] Op op) {
 #if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ T slots[2];
     T* slot = &slots[turn];
-    turn ^= 1;
     if (threadIdx.x == 0) *slot = v;
     cluster_sync();
     const int blocks = size / kRowThreads;  // a power of 2
@@ -170,13 +180,10 @@ struct RowTeam {
 // f.operator()<kItems, kBlocks>() for a plan of at most kMostItems: f returns the kernel.
 template <int kMostItems = 8, class F>
 auto pick_row_kernel(const RowPlan& plan, F&& f) {
-  constexpr int kSome = std::min(kMostItems, 4);
-  if (plan.blocks() == 1) {
-    return plan.items == 2 ? f.template operator()<2, false>()
-                           : f.template operator()<kSome, false>();
-  }
-  return plan.items <= 4 ? f.template operator()<kSome, true>()
-                         : f.template operator()<kMostItems, true>();
+  if (plan.blocks() > 1) return f.template operator()<kMostItems, true>();
+  return plan.items == 2   ? f.template operator()<2, false>()
+         : plan.items == 4 ? f.template operator()<std::min(4, kMostItems), false>()
+                           : f.template operator()<kMostItems, false>();
 }
 
 // Why `rows` rows of n neighbours, a team for each, cannot stay in registers.
@@ -202,6 +209,7 @@ inline const char* not_in_registers(std::initializer_list<const Tensor*> tensors
 template <class... Params, class... Arguments>
 void launch_rows(void (*kernel)(Params...), const RowPlan& plan, int64_t rows, void* stream,
                  Arguments&&... arguments) {
+  if (rows == 0) return;
   launch_clusters(kernel, static_cast<unsigned>(ceil_div(rows, plan.teams()) * plan.blocks()),
                   plan.threads(), 0, stream, plan.blocks(), std::forward<Arguments>(arguments)...);
 }
