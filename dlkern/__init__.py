@@ -87,15 +87,18 @@ from dlkern.layout import (
     split,
 )
 from dlkern.loss import cross_entropy, cross_entropy_backward
-from dlkern.norm import (
+from dlkern.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+from dlkern.norm_batch import (
     batch_norm,
     batch_norm_backward,
     batch_norm_inference_backward,
     batch_norm_training,
-    layer_norm,
-    layer_norm_backward,
-    rms_norm,
-    rms_norm_backward,
+)
+from dlkern.norm_group import (
+    group_norm,
+    group_norm_backward,
+    instance_norm,
+    instance_norm_backward,
 )
 from dlkern.optim import (
     adamw_step,
@@ -173,12 +176,16 @@ __all__ = [
     "glu",
     "glu_backward",
     "grad_norm",
+    "group_norm",
+    "group_norm_backward",
     "grouped_matmul",
     "grouped_matmul_backward",
     "hardsigmoid",
     "hardsigmoid_backward",
     "hardswish",
     "hardswish_backward",
+    "instance_norm",
+    "instance_norm_backward",
     "layer_norm",
     "layer_norm_backward",
     "leaky_relu",

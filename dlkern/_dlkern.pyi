@@ -64,46 +64,6 @@ def cross_entropy_backward(
 ) -> Any: ...
 
 # norm.pxi
-def batch_norm(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    eps: Any,
-    layout: Any,
-    out: Any,
-    stream: Any,
-) -> Any: ...
-def batch_norm_training(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
-    momentum: Any,
-    eps: Any,
-    layout: Any,
-    out: Any,
-    out_mean: Any,
-    out_rstd: Any,
-    stream: Any,
-) -> Any: ...
-def batch_norm_backward(
-    dy: Any,
-    x: Any,
-    weight: Any,
-    mean: Any,
-    rstd: Any,
-    training: bool,
-    eps: Any,
-    bias: Any,
-    layout: Any,
-    out: Any,
-    out_weight: Any,
-    out_bias: Any,
-    stream: Any,
-) -> Any: ...
 def layer_norm(
     x: Any,
     weight: Any,
@@ -165,6 +125,103 @@ def rms_norm_backward(
     weight_offset: Any,
     out: Any,
     out_weight: Any,
+    stream: Any,
+) -> Any: ...
+
+# norm_batch.pxi
+def batch_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    residual: Any,
+    activation: Any,
+    eps: Any,
+    layout: Any,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+def batch_norm_training(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    residual: Any,
+    activation: Any,
+    momentum: Any,
+    num_batches_tracked: Any,
+    eps: Any,
+    layout: Any,
+    out: Any,
+    out_mean: Any,
+    out_rstd: Any,
+    stream: Any,
+) -> Any: ...
+def batch_norm_backward(
+    dy: Any,
+    x: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    training: bool,
+    y: Any,
+    activation: Any,
+    eps: Any,
+    bias: Any,
+    layout: Any,
+    out: Any,
+    out_weight: Any,
+    out_bias: Any,
+    out_residual: Any,
+    stream: Any,
+) -> Any: ...
+
+# norm_group.pxi
+def group_norm(
+    x: Any,
+    num_groups: Any,
+    weight: Any,
+    bias: Any,
+    activation: Any,
+    eps: Any,
+    layout: Any,
+    stats: bool,
+    out: Any,
+    out_mean: Any,
+    out_rstd: Any,
+    stream: Any,
+) -> Any: ...
+def instance_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    activation: Any,
+    momentum: Any,
+    eps: Any,
+    layout: Any,
+    stats: bool,
+    out: Any,
+    out_mean: Any,
+    out_rstd: Any,
+    stream: Any,
+) -> Any: ...
+def group_norm_backward(
+    dy: Any,
+    x: Any,
+    num_groups: Any,
+    weight: Any,
+    mean: Any,
+    rstd: Any,
+    activation: Any,
+    bias: Any,
+    layout: Any,
+    out: Any,
+    out_weight: Any,
+    out_bias: Any,
     stream: Any,
 ) -> Any: ...
 

@@ -11,6 +11,7 @@
 #include <dlkern/layout.h>
 #include <dlkern/loss.h>
 #include <dlkern/norm.h>
+#include <dlkern/norm_group.h>
 #include <dlkern/optim.h>
 #include <dlkern/pool.h>
 #include <dlkern/reduce.h>

@@ -20,6 +20,7 @@
 #ifndef DLKERN_NORM_H_
 #define DLKERN_NORM_H_
 
+#include <dlkern/activation.h>
 #include <dlkern/core.h>
 
 #ifdef __cplusplus
@@ -32,48 +33,57 @@ typedef struct dlk_batch_norm_params {
   double eps;     /* >= 0 */
   double
       momentum; /* weight of the new statistics: running = (1 - momentum) running + momentum new */
+  int32_t activation; /* dlk_activation: NONE, RELU or SILU, on top of y */
+  int32_t cumulative; /* not 0: momentum is 1 / number of batches, which makes a plain average */
 } dlk_batch_norm_params;
-#define DLK_BATCH_NORM_PARAMS_INIT {sizeof(dlk_batch_norm_params), DLK_LAYOUT_NCHW, 1e-5, 0.1}
+#define DLK_BATCH_NORM_PARAMS_INIT \
+  {sizeof(dlk_batch_norm_params), DLK_LAYOUT_NCHW, 1e-5, 0.1, DLK_ACTIVATION_NONE, 0}
 
-/* Normalises with the statistics of x itself.
+/* Normalises with the statistics of x itself: y = activation(batch_norm(x) + residual).
  *
- * x, y: [N, C, spatial...] or [N, spatial..., C] of rank 2 to 5. All others: [C]. save_mean and
- * save_rstd receive what dlk_batch_norm_backward needs. running_mean and running_var (both or
- * neither) are updated in place, the variance by the unbiased one. Fewer than two values per
- * channel are DLK_INVALID_ARGUMENT. */
-DLK_API dlk_status_t dlk_batch_norm_training(const DLTensor* x, const DLTensor* weight,
-                                             const DLTensor* bias, const DLTensor* running_mean,
-                                             const DLTensor* running_var, const DLTensor* y,
-                                             const DLTensor* save_mean, const DLTensor* save_rstd,
-                                             const dlk_batch_norm_params* params,
-                                             const dlk_launch* launch);
+ * x, y, residual (optional, its dtype that of x): [N, C, spatial...] or [N, spatial..., C] of rank 2
+ * to 5. All others: [C]. save_mean and save_rstd receive what dlk_batch_norm_backward needs.
+ * running_mean and running_var (both or neither) are updated in place, the variance by the unbiased
+ * one. num_batches (optional; int64, rank 0 or [1]; needed for `cumulative`) is counted up by 1.
+ * y may be residual. Fewer than two values per channel are DLK_INVALID_ARGUMENT. */
+DLK_API dlk_status_t dlk_batch_norm_training(
+    const DLTensor* x, const DLTensor* weight, const DLTensor* bias, const DLTensor* residual,
+    const DLTensor* running_mean, const DLTensor* running_var, const DLTensor* num_batches,
+    const DLTensor* y, const DLTensor* save_mean, const DLTensor* save_rstd,
+    const dlk_batch_norm_params* params, const dlk_launch* launch);
 
-/* Normalises with given statistics. weight and bias are optional; y may be x itself. */
+/* Normalises with given statistics. weight, bias and residual are optional; y may be x or residual
+ * itself. */
 DLK_API dlk_status_t dlk_batch_norm_inference(const DLTensor* x, const DLTensor* weight,
-                                              const DLTensor* bias, const DLTensor* running_mean,
+                                              const DLTensor* bias, const DLTensor* residual,
+                                              const DLTensor* running_mean,
                                               const DLTensor* running_var, const DLTensor* y,
                                               const dlk_batch_norm_params* params,
                                               const dlk_launch* launch);
 
-/* Gradient of dlk_batch_norm_training; mean and rstd are what it saved. With M values per channel
- * and xhat = (x - mean) * rstd:
+/* Gradient of dlk_batch_norm_training; mean and rstd are what it saved. With M values per channel,
+ * xhat = (x - mean) * rstd, and dz the gradient before the activation:
  *
- *     dbias = sum dy,  dweight = sum dy * xhat
- *     dx = weight * rstd * (dy - dbias / M - xhat * dweight / M)
+ *     dbias = sum dz,  dweight = sum dz * xhat,  dresidual = dz
+ *     dx = weight * rstd * (dz - dbias / M - xhat * dweight / M)
  *
- * weight, dweight and dbias are optional; dx may be dy or x itself. */
-DLK_API dlk_status_t dlk_batch_norm_backward(const DLTensor* dy, const DLTensor* x,
-                                             const DLTensor* weight, const DLTensor* mean,
-                                             const DLTensor* rstd, const DLTensor* dx,
-                                             const DLTensor* dweight, const DLTensor* dbias,
-                                             const dlk_batch_norm_params* params,
-                                             const dlk_launch* launch);
+ * dz = dy * activation'(xhat * weight + bias): computed again, for which bias is read. Where a
+ * residual was added that is not known: then y, the result of the forward call, is needed, and
+ * activation is RELU (dz = y > 0 ? dy : 0) or NONE. weight, bias, y, dweight, dbias and dresidual
+ * are optional, dresidual only beside y or with activation NONE. dx may be dy or x itself,
+ * dresidual dy. */
+DLK_API dlk_status_t dlk_batch_norm_backward(
+    const DLTensor* dy, const DLTensor* x, const DLTensor* weight, const DLTensor* bias,
+    const DLTensor* y, const DLTensor* mean, const DLTensor* rstd, const DLTensor* dx,
+    const DLTensor* dweight, const DLTensor* dbias, const DLTensor* dresidual,
+    const dlk_batch_norm_params* params, const dlk_launch* launch);
 
-/* Gradient of dlk_batch_norm_inference, whose statistics are constants: dx = weight * rstd * dy,
+/* Gradient of dlk_batch_norm_inference, whose statistics are constants: dx = weight * rstd * dz,
  * with rstd from running_var and params->eps. The rest is as above. */
 DLK_API dlk_status_t dlk_batch_norm_inference_backward(
-    const DLTensor* dy, const DLTensor* x, const DLTensor* weight, const DLTensor* running_mean,
-    const DLTensor* running_var, const DLTensor* dx, const DLTensor* dweight, const DLTensor* dbias,
+    const DLTensor* dy, const DLTensor* x, const DLTensor* weight, const DLTensor* bias,
+    const DLTensor* y, const DLTensor* running_mean, const DLTensor* running_var,
+    const DLTensor* dx, const DLTensor* dweight, const DLTensor* dbias, const DLTensor* dresidual,
     const dlk_batch_norm_params* params, const dlk_launch* launch);
 
 typedef struct dlk_layer_norm_params {

@@ -1,301 +1,41 @@
-// Batch norm on the CPU.
-//
-// Work is done in spans that either lie inside one channel (NCHW) or run across channels at one
-// position (NHWC), chosen by how x lies in memory, so that both are vectorised. Statistics: each
-// span or group of rows, in cache, by the corrected two-pass method in float (double for float64);
-// they are merged in double by Chan's formula. What is merged with what depends on the shape alone,
-// so the bits do not depend on the number of threads.
-//
-// Reference: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983.
-#include <algorithm>
-#include <cmath>
-#include <vector>
+// Batch norm on the CPU: moments and sums per channel, and element-wise passes (norm_channels.h).
+#include "ops/norm_batch.h"
 
-#include "core/index.h"
-#include "core/mixed.h"
-#include "cpu/prims/blocks.h"
-#include "cpu/prims/convert.h"
-#include "cpu/prims/parallel.h"
-#include "cpu/prims/reduce.h"
-#include "cpu/prims/spans.h"
-#include "ops/norm.h"
+#include "cpu/norm_channels.h"
 
 namespace dlkern {
 namespace {
 
 using namespace cpu;
 
-constexpr int64_t kGrain = 16384;       // elements worth a thread
-constexpr int64_t kMaxSpan = 4096;      // elements of a span
-constexpr int64_t kRows = 64;           // positions handled at once where spans run across channels
-constexpr int64_t kGroup = 128;         // channels handled at once
-constexpr int64_t kPartitions = 64;     // of the positions at most, each with partial results
-constexpr int64_t kPerPartition = 512;  // positions at least
-
-// N tensors of x's shape, by position (all dimensions but the channels) and channel.
-template <int N>
-struct Walk {
-  StridedIndex<N> positions;
-  Blocks<N> blocks;  // spans inside a channel
-  int64_t channels;
-  int64_t channel_stride[N];
-  bool across;  // spans run across channels
-
-  Walk(const Tensor* const (&tensors)[N], int channel)
-      : positions(make_index<N>(tensors, ~(1u << channel))),
-        blocks(positions, kMaxSpan),
-        channels(tensors[0]->shape[channel]) {
-    for (int n = 0; n < N; ++n) channel_stride[n] = tensors[n]->strides[channel];
-    // Spans inside a channel are gathered where they are strided, and cost much where short.
-    across = channels >= 8 && (blocks.stride(0) != 1 || blocks.size() < 8);
-  }
-};
-
-// f.operator()<kAcross>(channel, n, at, stride) over all elements, in parallel: n elements, at most
-// kMaxSpan, whose channels are `channel`, or with kAcross `channel` and those after it.
-template <int N, class F>
-void for_spans(const Walk<N>& walk, F&& f) {
-  const int64_t channels = walk.channels;
-  if (walk.across) {
-    parallel_for(walk.positions.numel, kGrain / channels, [&](int64_t begin, int64_t end) {
-      for (int64_t m = begin; m < end; ++m) {
-        int64_t at[N];
-        walk.positions.offsets(m, at);
-        for (int64_t c = 0; c < channels; c += kMaxSpan) {
-          f.template operator()<true>(c, std::min(kMaxSpan, channels - c), at, walk.channel_stride);
-          for (int n = 0; n < N; ++n) at[n] += kMaxSpan * walk.channel_stride[n];
-        }
-      }
-    });
-    return;
-  }
-  const int64_t grain = kGrain / (walk.blocks.size() + 1);
-  parallel_for(walk.blocks.count() * channels, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin, c = begin % channels; i < end; c = 0) {
-      const auto block = walk.blocks[i / channels];
-      int64_t at[N];
-      for (int n = 0; n < N; ++n) at[n] = block.at[n] + c * walk.channel_stride[n];
-      for (; c < channels && i < end; ++c, ++i) {
-        f.template operator()<false>(c, block.n, at, walk.blocks.strides());
-        for (int n = 0; n < N; ++n) at[n] += walk.channel_stride[n];
-      }
-    }
-  });
-}
-
-// Consecutive blocks: many where they are short, so that sums over them are long enough to be quick.
-template <int N>
-struct Run {
-  static constexpr int64_t kEnough = 1024;  // positions
-  static constexpr int kMost = 128;         // blocks
-  typename Blocks<N>::Block block[kMost];
-  int count = 0;
-  int64_t n = 0;  // positions in all
-
-  static int64_t blocks_for(int64_t size) {
-    return std::clamp<int64_t>(kEnough / std::max<int64_t>(size, 1), 1, kMost);
-  }
-  Run(const Blocks<N>& blocks, int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) n += (block[count++] = blocks[i]).n;
-  }
-  // Its positions of channel c of tensor t as one span; buffer holds kMaxSpan elements.
-  template <class T, class Acc>
-  const Acc* read(const Walk<N>& walk, int t, const T* data, int64_t c, Acc* buffer) const {
-    data += c * walk.channel_stride[t];
-    const int64_t stride = walk.blocks.stride(t);
-    if (count == 1) return read_span(data + block[0].at[t], stride, n, buffer);
-    Acc* to = buffer;
-    for (int i = 0; i < count; ++i) {
-      load_span(data + block[i].at[t], stride, block[i].n, to);
-      to += block[i].n;
-    }
-    return buffer;
-  }
-};
-
-// A `Partial` for each channel, merged over the positions.
-//   within(c, run, partial) adds a run of positions of channel c;
-//   across(c, n, begin, end, partial) adds positions [begin, end), at most kRows, of channels
-//   [c, c + n), at most kGroup, to partial[0, n).
-template <class Partial, int N, class Within, class Across>
-std::vector<Partial> reduce(const Walk<N>& walk, Within&& within, Across&& across) {
-  const int64_t items = walk.across ? walk.positions.numel : walk.blocks.count();
-  const int64_t most = std::min(items, kPartitions), channels = walk.channels;
-  const int64_t parts =
-      std::clamp<int64_t>(walk.positions.numel / kPerPartition, 1, std::max<int64_t>(most, 1));
-  const int64_t group = walk.across ? kGroup : 16, groups = ceil_div(channels, group);
-  std::vector<Partial> partial(parts * channels), result(channels);
-  const int64_t work = ceil_div(walk.positions.numel, parts) * group;
-  parallel_for(parts * groups, kGrain / (work + 1), [&](int64_t first, int64_t last) {
-    for (int64_t unit = first; unit < last; ++unit) {
-      const int64_t part = unit / groups, c = unit % groups * group;
-      const int64_t n = std::min(group, channels - c);
-      const int64_t begin = items * part / parts, end = items * (part + 1) / parts;
-      Partial* to = &partial[part * channels + c];
-      if (walk.across) {
-        for (int64_t i = begin; i < end; i += kRows) across(c, n, i, std::min(i + kRows, end), to);
-      } else {
-        const int64_t step = Run<N>::blocks_for(walk.blocks.size());
-        for (int64_t i = begin; i < end; i += step) {
-          const Run<N> run(walk.blocks, i, std::min(i + step, end));
-          for (int64_t k = 0; k < n; ++k) within(c + k, run, to[k]);
-        }
-      }
-    }
-  });
-  for (int64_t part = 0; part < parts; ++part) {
-    for (int64_t c = 0; c < channels; ++c) result[c].merge(partial[part * channels + c]);
-  }
-  return result;
-}
-
-// a_i = sum over r < rows of term_a(r, i), b_i likewise, i < n.
-template <class Acc, class A, class B>
-void sum_rows(int64_t rows, int64_t n, A&& term_a, Acc* a, B&& term_b, Acc* b) {
-  std::fill_n(a, n, Acc(0));
-  std::fill_n(b, n, Acc(0));
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    DLK_SIMD
-    for (int64_t i = 0; i < n; ++i) {
-      a[i] += (term_a(r, i) + term_a(r + 1, i)) + (term_a(r + 2, i) + term_a(r + 3, i));
-      b[i] += (term_b(r, i) + term_b(r + 1, i)) + (term_b(r + 2, i) + term_b(r + 3, i));
-    }
-  }
-  for (; r < rows; ++r) {
-    DLK_SIMD
-    for (int64_t i = 0; i < n; ++i) {
-      a[i] += term_a(r, i);
-      b[i] += term_b(r, i);
-    }
-  }
-}
-
-// Positions [begin, end) of channels [c, c + n) of tensor t, row by row.
-template <class T>
-struct Tile {
-  using Acc = Accumulator<T>;
-  const Acc* row[kRows];
-  Acc buffer[kRows * kGroup];
-
-  template <int N>
-  void load(const Walk<N>& walk, int t, const T* data, int64_t c, int64_t n, int64_t begin,
-            int64_t end) {
-    for (int64_t m = begin; m < end; ++m) {
-      int64_t at[N];
-      walk.positions.offsets(m, at);
-      const int64_t r = m - begin, stride = walk.channel_stride[t];
-      row[r] = read_span(data + at[t] + c * stride, stride, n, buffer + r * kGroup);
-    }
-  }
-};
-
-// Count, mean and sum of squared deviations of a set of values.
-struct Moments {
-  double n = 0, mean = 0, m2 = 0;
-
-  void merge(const Moments& other) {
-    if (other.n == 0) return;
-    const double total = n + other.n, delta = other.mean - mean, share = other.n / total;
-    mean += delta * share;
-    m2 += other.m2 + delta * delta * n * share;
-    n = total;
-  }
-};
-
-template <class T>
-std::vector<Moments> statistics(const BatchNormTraining& p) {
-  using Acc = Accumulator<T>;
-  const Walk<1> walk({&p.x}, p.channel);
-  const T* x = p.x.as<const T>();
-  // Sums of deviations from an approximate mean make a mean in double precision.
-  const auto moments = [](int64_t n, Acc mean, double rest, double squares) -> Moments {
-    return {static_cast<double>(n), mean + rest / n, squares - rest * rest / n};
-  };
-  return reduce<Moments>(
-      walk,
-      [&](int64_t c, const Run<1>& run, Moments& partial) {
-        Acc buffer[kMaxSpan];
-        const Acc* v = run.read(walk, 0, x, c, buffer);
-        const Acc mean = sum_of<Acc>(run.n, [&](int64_t i) { return v[i]; }) / run.n;
-        const Acc rest = sum_of<Acc>(run.n, [&](int64_t i) { return v[i] - mean; });
-        const Acc squares =
-            sum_of<Acc>(run.n, [&](int64_t i) { return (v[i] - mean) * (v[i] - mean); });
-        partial.merge(moments(run.n, mean, rest, squares));
-      },
-      [&](int64_t c, int64_t n, int64_t begin, int64_t end, Moments* partial) {
-        Tile<T> tile;
-        tile.load(walk, 0, x, c, n, begin, end);
-        const int64_t rows = end - begin;
-        Acc mean[kGroup], rest[kGroup], squares[kGroup];
-        const auto zero = [](int64_t, int64_t) { return Acc(0); };
-        sum_rows(rows, n, [&](int64_t r, int64_t i) { return tile.row[r][i]; }, mean, zero, rest);
-        for (int64_t i = 0; i < n; ++i) mean[i] /= rows;
-        const auto deviation = [&](int64_t r, int64_t i) { return tile.row[r][i] - mean[i]; };
-        sum_rows(
-            rows, n, deviation, rest,
-            [&](int64_t r, int64_t i) { return deviation(r, i) * deviation(r, i); }, squares);
-        for (int64_t i = 0; i < n; ++i) {
-          partial[i].merge(moments(rows, mean[i], rest[i], squares[i]));
-        }
-      });
-}
-
-// y = (x - center) * scale + offset, per channel.
-template <class Acc>
-struct Affine {
-  std::vector<Acc> center, scale, offset;
-
-  explicit Affine(int64_t channels) : center(channels), scale(channels), offset(channels) {}
-};
-
-template <class T>
-void apply(const Tensor& x, const Tensor& y, int channel, const Affine<Accumulator<T>>& affine) {
-  using Acc = Accumulator<T>;
-  const Walk<2> walk({&x, &y}, channel);
-  for_spans(walk, [&]<bool kAcross>(int64_t c, int64_t n, const int64_t(&at)[2],
-                                    const int64_t(&stride)[2]) {
-    constexpr int kStep = kAcross ? 1 : 0;
-    Acc buffer[kMaxSpan];
-    const Acc* v = read_span(x.as<const T>() + at[0], stride[0], n, buffer);
-    Acc* out = begin_span(y.as<T>() + at[1], stride[1], buffer);
-    const Acc *center = &affine.center[c], *scale = &affine.scale[c], *offset = &affine.offset[c];
-    DLK_SIMD
-    for (int64_t i = 0; i < n; ++i) {
-      out[i] = (v[i] - center[i * kStep]) * scale[i * kStep] + offset[i * kStep];
-    }
-    finish_span(out, y.as<T>() + at[1], stride[1], n);
-  });
+// The weight of the new statistics; counts the batch.
+double momentum_of(const BatchNormTraining& p) {
+  if (!p.num_batches) return p.momentum;
+  const int64_t batches = ++*p.num_batches.as<int64_t>();
+  return p.cumulative ? 1.0 / static_cast<double>(batches) : p.momentum;
 }
 
 template <class T>
 void training(const BatchNormTraining& p) {
   using Acc = Accumulator<T>;
-  const std::vector<Moments> moments = statistics<T>(p);
+  const std::vector<Moments> moments = statistics<T>(p.x, p.channel);
   const int64_t channels = p.x.shape[p.channel];
   const MixedView<T> weight(p.weight), bias(p.bias), mean(p.mean), rstd(p.rstd);
   const MixedView<T> running_mean(p.running_mean), running_var(p.running_var);
+  const double momentum = momentum_of(p);
   Affine<Acc> affine(channels);
   for (int64_t c = 0; c < channels; ++c) {
     const Moments& m = moments[c];
-    const double variance = m.m2 < 0 ? 0 : m.m2 / m.n;  // rounding can make it negative
-    const double inverse = 1 / std::sqrt(variance + p.eps);
-    const double scale = weight.load_or(c, 1) * inverse;
-    // The mean in two parts, so that its rounding to float does not show in x - mean.
-    affine.center[c] = static_cast<Acc>(m.mean);
-    affine.scale[c] = static_cast<Acc>(scale);
-    affine.offset[c] = static_cast<Acc>(bias.load_or(c, 0) + (affine.center[c] - m.mean) * scale);
+    const double inverse = 1 / std::sqrt(m.variance() + p.eps);
+    affine.set(c, m.mean, weight.load_or(c, 1) * inverse, bias.load_or(c, 0));
     mean.store(c, static_cast<Acc>(m.mean));
     rstd.store(c, static_cast<Acc>(inverse));
     if (running_mean) {
-      const auto blend = [&](const MixedView<T>& running, double now) {
-        running.store(c, static_cast<Acc>((1 - p.momentum) * running.load(c) + p.momentum * now));
-      };
-      blend(running_mean, m.mean);
-      blend(running_var, variance * (m.n / (m.n - 1)));
+      blend(running_mean, c, momentum, m.mean);
+      blend(running_var, c, momentum, m.variance() * (m.n / (m.n - 1)));
     }
   }
-  apply<T>(p.x, p.y, p.channel, affine);
+  apply<T>({p.x, p.y, p.residual, p.channel, p.activation}, affine);
 }
 
 template <class T>
@@ -305,101 +45,40 @@ void inference(const BatchNormInference& p) {
   const MixedView<T> weight(p.weight), bias(p.bias), mean(p.running_mean), var(p.running_var);
   Affine<Acc> affine(channels);
   for (int64_t c = 0; c < channels; ++c) {
-    affine.center[c] = mean.load(c);
-    affine.scale[c] = static_cast<Acc>(weight.load_or(c, 1) / std::sqrt(var.load(c) + p.eps));
-    affine.offset[c] = bias.load_or(c, 0);
+    affine.set(c, mean.load(c), weight.load_or(c, 1) / std::sqrt(var.load(c) + p.eps),
+               bias.load_or(c, 0));
   }
-  apply<T>(p.x, p.y, p.channel, affine);
-}
-
-// Two sums over positions per channel.
-struct Sums {
-  double a = 0, b = 0;
-
-  void merge(const Sums& other) { a += other.a, b += other.b; }
-};
-
-// Sums of dy and of dy * (x - mean).
-template <class T>
-std::vector<Sums> gradient_sums(const BatchNormBackward& p,
-                                const std::vector<Accumulator<T>>& mean) {
-  using Acc = Accumulator<T>;
-  const Walk<2> walk({&p.x, &p.dy}, p.channel);
-  const T *x = p.x.as<const T>(), *dy = p.dy.as<const T>();
-  return reduce<Sums>(
-      walk,
-      [&](int64_t c, const Run<2>& run, Sums& partial) {
-        Acc v_buffer[kMaxSpan], g_buffer[kMaxSpan];
-        const Acc* v = run.read(walk, 0, x, c, v_buffer);
-        const Acc* g = run.read(walk, 1, dy, c, g_buffer);
-        const Acc center = mean[c];
-        partial.merge({sum_of<Acc>(run.n, [&](int64_t i) { return g[i]; }),
-                       sum_of<Acc>(run.n, [&](int64_t i) { return g[i] * (v[i] - center); })});
-      },
-      [&](int64_t c, int64_t n, int64_t begin, int64_t end, Sums* partial) {
-        Tile<T> v, g;
-        v.load(walk, 0, x, c, n, begin, end);
-        g.load(walk, 1, dy, c, n, begin, end);
-        Acc a[kGroup], b[kGroup];
-        const Acc* center = &mean[c];
-        sum_rows(
-            end - begin, n, [&](int64_t r, int64_t i) { return g.row[r][i]; }, a,
-            [&](int64_t r, int64_t i) { return g.row[r][i] * (v.row[r][i] - center[i]); }, b);
-        for (int64_t i = 0; i < n; ++i) partial[i].merge({a[i], b[i]});
-      });
-}
-
-// dx = along * dy + across * (x - center) + offset, per channel.
-template <class T>
-void apply_gradient(const BatchNormBackward& p, const Accumulator<T>* center,
-                    const Accumulator<T>* along, const Accumulator<T>* across,
-                    const Accumulator<T>* offset) {
-  using Acc = Accumulator<T>;
-  const Walk<3> walk({&p.x, &p.dy, &p.dx}, p.channel);
-  for_spans(walk, [&]<bool kAcross>(int64_t c, int64_t n, const int64_t(&at)[3],
-                                    const int64_t(&stride)[3]) {
-    constexpr int kStep = kAcross ? 1 : 0;
-    Acc v_buffer[kMaxSpan], buffer[kMaxSpan];
-    const Acc* g = read_span(p.dy.as<const T>() + at[1], stride[1], n, buffer);
-    Acc* out = begin_span(p.dx.as<T>() + at[2], stride[2], buffer);
-    const Acc *m = center + c, *a = along + c, *b = across + c, *k = offset + c;
-    if (p.training) {
-      const Acc* v = read_span(p.x.as<const T>() + at[0], stride[0], n, v_buffer);
-      DLK_SIMD
-      for (int64_t i = 0; i < n; ++i) {
-        out[i] = a[i * kStep] * g[i] + (b[i * kStep] * (v[i] - m[i * kStep]) + k[i * kStep]);
-      }
-    } else {
-      DLK_SIMD
-      for (int64_t i = 0; i < n; ++i) out[i] = a[i * kStep] * g[i];
-    }
-    finish_span(out, p.dx.as<T>() + at[2], stride[2], n);
-  });
+  apply<T>({p.x, p.y, p.residual, p.channel, p.activation}, affine);
 }
 
 template <class T>
 void backward(const BatchNormBackward& p) {
   using Acc = Accumulator<T>;
   const int64_t channels = p.x.shape[p.channel];
-  const MixedView<T> weight(p.weight), mean(p.mean), stat(p.scale);
+  const MixedView<T> weight(p.weight), bias(p.bias), mean(p.mean), stat(p.scale);
   const MixedView<T> dweight(p.dweight), dbias(p.dbias);
-  std::vector<Acc> center(channels), rstd(channels), along(channels), across(channels),
-      offset(channels);
+  const BackwardTensors tensors{p.x, p.dy, p.y, p.dx, p.dresidual, p.channel, p.activation};
+  GradientTerms<Acc> terms(channels);
+  std::vector<Acc> rstd(channels);
   for (int64_t c = 0; c < channels; ++c) {
-    center[c] = mean.load(c);
+    terms.center[c] = mean.load(c);
     rstd[c] = p.training ? stat.load(c) : static_cast<Acc>(1 / std::sqrt(stat.load(c) + p.eps));
+    terms.along[c] = static_cast<Acc>(weight.load_or(c, 1) * rstd[c]);
+    terms.bias[c] = bias.load_or(c, 0);
   }
-  std::vector<Sums> sums(channels);
-  if (p.training || dweight || dbias) sums = gradient_sums<T>(p, center);
-  const double values = channels ? static_cast<double>(p.x.numel() / channels) : 0;
-  for (int64_t c = 0; c < channels; ++c) {
-    if (dweight) dweight.store(c, static_cast<Acc>(sums[c].b * rstd[c]));
-    if (dbias) dbias.store(c, static_cast<Acc>(sums[c].a));
-    along[c] = static_cast<Acc>(weight.load_or(c, 1) * rstd[c]);
-    across[c] = static_cast<Acc>(-along[c] * sums[c].b * rstd[c] * rstd[c] / values);
-    offset[c] = static_cast<Acc>(-along[c] * sums[c].a / values);
+  if (p.training || dweight || dbias) {
+    const std::vector<Sums> sums = gradient_sums<T>(tensors, terms);
+    const double values = channels ? static_cast<double>(p.x.numel() / channels) : 0;
+    for (int64_t c = 0; c < channels; ++c) {
+      if (dweight) dweight.store(c, static_cast<Acc>(sums[c].b * rstd[c]));
+      if (dbias) dbias.store(c, static_cast<Acc>(sums[c].a));
+      if (!p.training) continue;
+      const double along = terms.along[c];
+      terms.across[c] = static_cast<Acc>(-along * sums[c].b * rstd[c] * rstd[c] / values);
+      terms.offset[c] = static_cast<Acc>(-along * sums[c].a / values);
+    }
   }
-  apply_gradient<T>(p, center.data(), along.data(), across.data(), offset.data());
+  apply_gradient<T>(tensors, terms);
 }
 
 constexpr Impl<BatchNormTraining> kTraining[] = {

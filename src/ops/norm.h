@@ -5,28 +5,6 @@
 
 namespace dlkern {
 
-// Batch norm: one [C] vector per parameter, channels along dimension `channel` of x.
-struct BatchNormTraining {
-  Tensor x, weight, bias, running_mean, running_var, y, mean, rstd;
-  int channel = 0;
-  double eps = 0, momentum = 0;
-};
-
-struct BatchNormInference {
-  Tensor x, weight, bias, running_mean, running_var, y;
-  int channel = 0;
-  double eps = 0;
-};
-
-struct BatchNormBackward {
-  Tensor dy, x, weight, mean;
-  Tensor scale;  // rstd of the training call; else running_var, with eps
-  Tensor dx, dweight, dbias;
-  bool training;
-  int channel = 0;
-  double eps = 0;
-};
-
 // Layer norm and RMS norm: rows are the dimensions of x from `axis` on.
 struct RowNormForward {
   Tensor x, residual, weight, scale_out, y, residual_out, rstd, amax;
@@ -49,21 +27,9 @@ inline uint32_t dims_below(int axis) { return (1u << axis) - 1; }
 inline uint32_t dims_from(int axis) { return ~dims_below(axis); }
 
 template <>
-ImplList<BatchNormTraining> cpu_impls<BatchNormTraining>();
-template <>
-ImplList<BatchNormInference> cpu_impls<BatchNormInference>();
-template <>
-ImplList<BatchNormBackward> cpu_impls<BatchNormBackward>();
-template <>
 ImplList<RowNormForward> cpu_impls<RowNormForward>();
 template <>
 ImplList<RowNormBackward> cpu_impls<RowNormBackward>();
-template <>
-ImplList<BatchNormTraining> gpu_impls<BatchNormTraining>();
-template <>
-ImplList<BatchNormInference> gpu_impls<BatchNormInference>();
-template <>
-ImplList<BatchNormBackward> gpu_impls<BatchNormBackward>();
 template <>
 ImplList<RowNormForward> gpu_impls<RowNormForward>();
 template <>

@@ -1,9 +1,4 @@
 cdef extern from "dlkern/norm.h" nogil:
-    ctypedef struct dlk_batch_norm_params:
-        uint32_t struct_size
-        int32_t layout
-        double eps
-        double momentum
     ctypedef struct dlk_layer_norm_params:
         uint32_t struct_size
         int32_t normalized_ndim
@@ -14,21 +9,6 @@ cdef extern from "dlkern/norm.h" nogil:
         int32_t normalized_ndim
         double eps
         double weight_offset
-    dlk_status_t dlk_batch_norm_training(
-        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
-        const DLTensor*, const DLTensor*, const DLTensor*, const dlk_batch_norm_params*,
-        const dlk_launch*)
-    dlk_status_t dlk_batch_norm_inference(
-        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
-        const DLTensor*, const dlk_batch_norm_params*, const dlk_launch*)
-    dlk_status_t dlk_batch_norm_backward(
-        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
-        const DLTensor*, const DLTensor*, const DLTensor*, const dlk_batch_norm_params*,
-        const dlk_launch*)
-    dlk_status_t dlk_batch_norm_inference_backward(
-        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
-        const DLTensor*, const DLTensor*, const DLTensor*, const dlk_batch_norm_params*,
-        const dlk_launch*)
     dlk_status_t dlk_layer_norm_forward(
         const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
         const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
@@ -51,13 +31,6 @@ cdef DLDataType accumulator_of(DLDataType dtype) except *:
     return dtype if dtype.bits == 64 else dtype_named("float32")
 
 
-cdef dlk_batch_norm_params batch_params(Call call, const DLTensor* x, object layout, object eps,
-                                        object momentum=0.0) except *:
-    return dlk_batch_norm_params(
-        sizeof(dlk_batch_norm_params), layout_of(call, layout, x.ndim), real(call, "eps", eps),
-        real(call, "momentum", momentum))
-
-
 cdef bint wants_bias(Call call, object bias, object weight) except -1:
     """The argument `bias` of a gradient, which says whether dbias is wanted."""
     if bias is not None and not isinstance(bias, bool):
@@ -73,78 +46,6 @@ cdef const DLTensor* gradient(Call call, str name, object out, bint wanted,
         call.outputs.append(None)
         return NULL
     return call.output(name, out, ndim, shape, dtype)
-
-
-def batch_norm(x, weight, bias, running_mean, running_var, eps, layout, out, stream):
-    cdef Call call = Call("batch_norm", stream)
-    cdef const DLTensor* tx = call.input("x", x)
-    cdef const DLTensor* tweight = call.optional_input("weight", weight)
-    cdef const DLTensor* tbias = call.optional_input("bias", bias)
-    cdef const DLTensor* tmean = call.input("running_mean", running_mean)
-    cdef const DLTensor* tvar = call.input("running_var", running_var)
-    cdef const DLTensor* ty = call.output_like("y", out, tx)
-    cdef dlk_batch_norm_params params = batch_params(call, tx, layout, eps)
-    while call.pending():
-        with nogil:
-            call.status = dlk_batch_norm_inference(tx, tweight, tbias, tmean, tvar, ty, &params,
-                                                   &call.launch)
-    return call.result()
-
-
-def batch_norm_training(x, weight, bias, running_mean, running_var, momentum, eps, layout, out,
-                        out_mean, out_rstd, stream):
-    cdef Call call = Call("batch_norm_training", stream)
-    cdef const DLTensor* tx = call.input("x", x)
-    cdef const DLTensor* tweight = call.optional_input("weight", weight)
-    cdef const DLTensor* tbias = call.optional_input("bias", bias)
-    cdef const DLTensor* tmean = call.optional_inout("running_mean", running_mean)
-    cdef const DLTensor* tvar = call.optional_inout("running_var", running_var)
-    cdef dlk_batch_norm_params params = batch_params(call, tx, layout, eps, momentum)
-    cdef int64_t channels = channels_of(tx, params.layout)
-    cdef DLDataType wide = accumulator_of(tx.dtype)
-    cdef const DLTensor* ty = call.output_like("y", out, tx)
-    cdef const DLTensor* tsave_mean = call.output("mean", out_mean, 1, &channels, wide)
-    cdef const DLTensor* tsave_rstd = call.output("rstd", out_rstd, 1, &channels, wide)
-    while call.pending():
-        with nogil:
-            call.status = dlk_batch_norm_training(tx, tweight, tbias, tmean, tvar, ty, tsave_mean,
-                                                  tsave_rstd, &params, &call.launch)
-    return call.result()
-
-
-cdef int64_t channels_of(const DLTensor* x, int32_t layout) noexcept:
-    """Extent of the channels; anything for a rank that the C function refuses."""
-    if x.ndim < 2:
-        return 1
-    return x.shape[1 if layout == DLK_LAYOUT_NCHW else x.ndim - 1]
-
-
-def batch_norm_backward(dy, x, weight, mean, rstd, bint training, eps, bias, layout, out,
-                        out_weight, out_bias, stream):
-    cdef Call call = Call(
-        "batch_norm_backward" if training else "batch_norm_inference_backward", stream)
-    cdef const DLTensor* tdy = call.input("dy", dy)
-    cdef const DLTensor* tx = call.input("x", x)
-    cdef const DLTensor* tweight = call.optional_input("weight", weight)
-    cdef const DLTensor* tmean = call.input("mean" if training else "running_mean", mean)
-    cdef const DLTensor* trstd = call.input("rstd" if training else "running_var", rstd)
-    cdef dlk_batch_norm_params params = batch_params(call, tx, layout, eps)
-    cdef int64_t channels = channels_of(tx, params.layout)
-    cdef DLDataType dtype = tx.dtype if tweight == NULL else tweight.dtype
-    cdef bint has_bias = wants_bias(call, bias, weight)
-    cdef const DLTensor* tdx = call.output_like("dx", out, tx)
-    cdef const DLTensor* tdweight = gradient(call, "dweight", out_weight, weight is not None, 1,
-                                             &channels, dtype)
-    cdef const DLTensor* tdbias = gradient(call, "dbias", out_bias, has_bias, 1, &channels, dtype)
-    while call.pending():
-        with nogil:
-            if training:
-                call.status = dlk_batch_norm_backward(tdy, tx, tweight, tmean, trstd, tdx, tdweight,
-                                                      tdbias, &params, &call.launch)
-            else:
-                call.status = dlk_batch_norm_inference_backward(
-                    tdy, tx, tweight, tmean, trstd, tdx, tdweight, tdbias, &params, &call.launch)
-    return call.result()
 
 
 cdef int leading_dims(const DLTensor* x, int normalized_ndim) noexcept:
