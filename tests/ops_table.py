@@ -394,6 +394,103 @@ OPS = [
         {"out": (3, 4, 5), "out_weight": (4,), "out_bias": (4,)},
     ),
     Op(
+        "batch_norm",
+        {
+            "x": normal(3, 4, 5),
+            "weight": normal(4),
+            "bias": normal(4),
+            "running_mean": normal(4),
+            "running_var": positive(4),
+            "residual": normal(3, 4, 5),
+        },
+        {"out": (3, 4, 5)},
+        {"activation": "relu"},
+        variant="residual",
+    ),
+    Op(
+        "batch_norm_training",
+        {
+            "x": normal(3, 4, 24),
+            "residual": normal(3, 4, 24),
+            "running_mean": normal(4),
+            "running_var": positive(4),
+            "num_batches_tracked": integers(0, 9),
+        },
+        {"out": (3, 4, 24), "out_mean": ((4,), "statistic"), "out_rstd": ((4,), "statistic")},
+        {"activation": "relu", "momentum": None},
+        inout=("running_mean", "running_var", "num_batches_tracked"),
+        variant="residual",
+    ),
+    Op(
+        "batch_norm_backward",
+        {
+            "dy": normal(3, 4, 24),
+            "x": normal(3, 4, 24),
+            "y": normal(3, 4, 24),
+            "weight": normal(4),
+            "mean": statistic(normal(4)),
+            "rstd": statistic(positive(4)),
+        },
+        {"out": (3, 4, 24), "out_weight": (4,), "out_bias": (4,), "out_residual": (3, 4, 24)},
+        {"activation": "relu"},
+        variant="residual",
+    ),
+    *(
+        Op(
+            "group_norm",
+            {"x": normal(*shape), "weight": normal(6), "bias": normal(6)},
+            {"out": shape, "out_mean": ((3, 2), "statistic"), "out_rstd": ((3, 2), "statistic")},
+            {"num_groups": 2, "layout": layout, "activation": "silu", "return_stats": True},
+            variant=layout,
+        )
+        for layout, shape in (("NCHW", (3, 6, 20)), ("NHWC", (3, 5, 6)))
+    ),
+    *(
+        Op(
+            "group_norm_backward",
+            {
+                "dy": normal(*shape),
+                "x": normal(*shape),
+                "weight": normal(6),
+                "bias": normal(6),
+                "mean": statistic(normal(3, 2)),
+                "rstd": statistic(positive(3, 2)),
+            },
+            {"out": shape, "out_weight": (6,), "out_bias": (6,)},
+            {"num_groups": 2, "layout": layout, "activation": "silu"},
+            variant=layout,
+        )
+        for layout, shape in (("NCHW", (3, 6, 20)), ("NHWC", (3, 5, 6)))
+    ),
+    Op(
+        "instance_norm",
+        {
+            "x": normal(3, 4, 20),
+            "weight": normal(4),
+            "bias": normal(4),
+            "running_mean": normal(4),
+            "running_var": positive(4),
+        },
+        {
+            "out": (3, 4, 20),
+            "out_mean": ((3, 4), "statistic"),
+            "out_rstd": ((3, 4), "statistic"),
+        },
+        {"return_stats": True},
+        inout=("running_mean", "running_var"),
+    ),
+    Op(
+        "instance_norm_backward",
+        {
+            "dy": normal(3, 4, 20),
+            "x": normal(3, 4, 20),
+            "weight": normal(4),
+            "mean": statistic(normal(3, 4)),
+            "rstd": statistic(positive(3, 4)),
+        },
+        {"out": (3, 4, 20), "out_weight": (4,), "out_bias": (4,)},
+    ),
+    Op(
         "layer_norm",
         {"x": normal(5, 37), "weight": normal(37), "bias": normal(37)},
         {"out": (5, 37), "out_mean": ((5,), "statistic"), "out_rstd": ((5,), "statistic")},

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from backends import LAYOUTS
-from oracle import accumulator, assert_close, float64, rounded
+from oracle import accumulator, assert_close, assert_grad, float64, rounded
 from test_norm import (
     along_channels,
     batch_norm_f64,
@@ -255,3 +255,159 @@ def test_edge_04_one_value_per_channel(backend, shape):
         dlkern.batch_norm_training(x, None, None, *running)
     for r in running:
         np.testing.assert_array_equal(backend.numpy(r), np.ones(3))
+
+
+# ---- Residual, activation, running averages -----------------------------------------------------
+
+FUSED_SHAPES = [
+    ("NCHW", (3, 5, 7, 7)),
+    ("NCHW", (2, 4, 33, 32)),
+    ("NHWC", (3, 6, 7, 24)),
+    ("NHWC", (2, 5, 6, 11)),
+]
+
+
+def fused_f64(z, residual, activation):
+    z = z + residual
+    if activation == "relu":
+        return np.maximum(z, 0)
+    return z / (1 + np.exp(-z)) if activation == "silu" else z
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+@pytest.mark.parametrize(("layout", "shape"), FUSED_SHAPES)
+def test_fused_forward(backend, rng, layout, shape, activation, with_residual):
+    dtype = "bfloat16" if shape[0] == 2 else "float32"
+    x, r = values(rng, shape, dtype), values(rng, shape, dtype)
+    channels = shape[channel_axes(x, layout)[1]]
+    weight, bias = parameters(rng, channels, "float32")
+    var, mean = parameters(rng, channels, "float32")
+    arrays = [backend.array(a) for a in (x, weight, bias)]
+    options = {"activation": activation, "layout": layout}
+    if with_residual:
+        options["residual"] = backend.array(r)
+    added = float64(r) if with_residual else 0.0
+    y, *_ = dlkern.batch_norm_training(*arrays, **options)
+    z, *_ = batch_norm_f64(float64(x), float64(weight), float64(bias), layout)
+    scale = abs(z) + abs(added) + 2
+    assert_close(backend.numpy(y), fused_f64(z, added, activation), dtype, "norm", scale=scale)
+    y = dlkern.batch_norm(*arrays, backend.array(mean), backend.array(var), **options)
+    m, v, w, b = (along_channels(float64(a), x, layout) for a in (mean, var, weight, bias))
+    z = (float64(x) - m) / np.sqrt(v + 1e-5) * w + b
+    scale = abs(z) + abs(added) + 2
+    assert_close(backend.numpy(y), fused_f64(z, added, activation), dtype, "norm", scale=scale)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("mode", ["relu", "silu", "relu of y"])
+@pytest.mark.parametrize(("layout", "shape"), FUSED_SHAPES)
+def test_fused_backward(backend, rng, layout, shape, mode, training):
+    dtype = "bfloat16" if shape[0] == 2 else "float32"
+    x, r, dy = (values(rng, shape, dtype) for _ in range(3))
+    axes, channel = channel_axes(x, layout)
+    weight, bias = parameters(rng, shape[channel], "float32")
+    var, mean = parameters(rng, shape[channel], "float32")
+    arrays = {name: backend.array(a) for name, a in
+              {"x": x, "w": weight, "b": bias, "dy": dy, "r": r}.items()}  # fmt: skip
+    activation = mode.partition(" ")[0]
+    options = {"activation": activation, "layout": layout}
+    if training:
+        _, *statistics = dlkern.batch_norm_training(
+            arrays["x"], arrays["w"], arrays["b"], layout=layout
+        )
+        mean, rstd = map(backend.numpy, statistics)
+    else:
+        statistics = [backend.array(mean), backend.array(var)]
+        rstd = 1 / np.sqrt(float64(var) + 1e-5)
+    xhat = (float64(x) - along_channels(float64(mean), x, layout)) * along_channels(rstd, x, layout)
+    w, b = (along_channels(float64(a), x, layout) for a in (weight, bias))
+    z = xhat * w + b
+    if mode == "relu of y":
+        y = rounded(np.maximum(z + float64(r), 0), dtype)
+        options["y"], z = backend.array(y), float64(y)
+    else:
+        options["bias"] = arrays["b"]
+    s = 1 / (1 + np.exp(-z))
+    slope = s * (1 + z * (1 - s)) if activation == "silu" else (z > 0).astype(float)
+    dz = float64(dy) * slope
+    function = dlkern.batch_norm_backward if training else dlkern.batch_norm_inference_backward
+    results = function(arrays["dy"], arrays["x"], arrays["w"], *statistics, **options)
+    args = dz, xhat, along_channels(rstd, x, layout), w, axes, axes
+    right, scales = gradient_f64(*args), gradient_scale(*args)
+    if not training:
+        right = (dz * w * along_channels(rstd, x, layout), *right[1:])
+    for got, expected, scale in zip(results, right, scales, strict=False):
+        assert_close(backend.numpy(got), expected, dtype, "norm_backward", scale=scale)
+    if mode == "relu of y":
+        np.testing.assert_array_equal(backend.numpy(results[3]), dz)
+
+
+def test_fused_gradients_by_differences(backend, rng):
+    if backend.is_gpu:
+        pytest.skip("float64 on the CPU is the judge")
+    x, dy, r = (rng.standard_normal((3, 4, 5)) for _ in range(3))
+    weight, bias = rng.uniform(0.5, 2, 4), rng.standard_normal(4)
+    for activation in (None, "relu", "silu"):
+        run = lambda *a, f=activation: dlkern.batch_norm_training(*a, activation=f)[0]  # noqa: E731
+        _, mean, rstd = dlkern.batch_norm_training(x, weight, bias)
+        gradients = dlkern.batch_norm_backward(
+            dy, x, weight, mean, rstd, activation=activation, bias=bias
+        )
+        assert_grad(run, (x, weight, bias), dy, gradients)
+    run = lambda x, w, b, r: dlkern.batch_norm_training(  # noqa: E731
+        x, w, b, residual=r, activation="relu"
+    )[0]
+    y, mean, rstd = dlkern.batch_norm_training(x, weight, bias, residual=r, activation="relu")
+    gradients = dlkern.batch_norm_backward(dy, x, weight, mean, rstd, y=y, activation="relu")
+    assert_grad(run, (x, weight, bias, r), dy, gradients)
+
+
+def test_cumulative_running_statistics(backend, rng):
+    """momentum=None: the running statistics are plain averages, counted on the device."""
+    running = [backend.array(np.full(4, np.pi, "f4")) for _ in range(2)]
+    count = backend.array(np.zeros((), "i8"))
+    batches = [values(rng, (3, 4, 5), "float32") for _ in range(3)]
+    for x in batches:
+        dlkern.batch_norm_training(
+            backend.array(x), None, None, *running, momentum=None, num_batches_tracked=count
+        )
+    assert backend.numpy(count) == 3
+    for r, statistic in zip(running, (np.mean, lambda x, a: np.var(x, a, ddof=1)), strict=True):
+        right = np.mean([statistic(float64(x), (0, 2)) for x in batches], 0)
+        assert_close(backend.numpy(r), right, "float32", "norm", scale=4)
+    with pytest.raises(ValueError, match="num_batches_tracked is None"):
+        dlkern.batch_norm_training(backend.array(x), None, None, *running, momentum=None)
+    with pytest.raises(TypeError, match="num_batches_tracked.dtype is float32, expected int64"):
+        dlkern.batch_norm_training(
+            backend.array(x), None, None, *running, num_batches_tracked=running[0]
+        )
+
+
+def test_a_residual_needs_its_y(backend, rng):
+    x = backend.array(values(rng, (3, 4, 5), "float32"))
+    _, mean, rstd = dlkern.batch_norm_training(x)
+    with pytest.raises(ValueError, match="y is NULL, expected it for dresidual"):
+        dlkern.batch_norm_backward(
+            x,
+            x,
+            None,
+            mean,
+            rstd,
+            activation="relu",
+            out_residual=backend.empty((3, 4, 5), "float32"),
+        )
+    with pytest.raises(ValueError, match="activation is DLK_ACTIVATION_SILU"):
+        dlkern.batch_norm_backward(x, x, None, mean, rstd, activation="silu", y=x)
+
+
+def test_batch_norm_in_place_of_the_residual(backend, rng):
+    x, r = values(rng, (4, 9, 32), "float32"), values(rng, (4, 9, 32), "float32")
+    apart, *_ = dlkern.batch_norm_training(
+        backend.array(x), residual=backend.array(r), activation="relu"
+    )
+    together = backend.array(r)
+    dlkern.batch_norm_training(backend.array(x), residual=together, activation="relu", out=together)
+    np.testing.assert_array_equal(backend.numpy(together), backend.numpy(apart))

@@ -41,13 +41,10 @@ DLK_API dlk_status_t dlk_group_norm_forward(const DLTensor* x, const DLTensor* w
  *
  * bias is read where there is an activation. weight, bias, dweight and dbias are optional; dx may
  * be dy or x itself. */
-DLK_API dlk_status_t dlk_group_norm_backward(const DLTensor* dy, const DLTensor* x,
-                                             const DLTensor* weight, const DLTensor* bias,
-                                             const DLTensor* mean, const DLTensor* rstd,
-                                             const DLTensor* dx, const DLTensor* dweight,
-                                             const DLTensor* dbias,
-                                             const dlk_group_norm_params* params,
-                                             const dlk_launch* launch);
+DLK_API dlk_status_t dlk_group_norm_backward(
+    const DLTensor* dy, const DLTensor* x, const DLTensor* weight, const DLTensor* bias,
+    const DLTensor* mean, const DLTensor* rstd, const DLTensor* dx, const DLTensor* dweight,
+    const DLTensor* dbias, const dlk_group_norm_params* params, const dlk_launch* launch);
 
 typedef struct dlk_instance_norm_params {
   uint32_t struct_size;
@@ -72,13 +69,10 @@ DLK_API dlk_status_t dlk_instance_norm_forward(const DLTensor* x, const DLTensor
                                                const dlk_launch* launch);
 
 /* As dlk_group_norm_backward. */
-DLK_API dlk_status_t dlk_instance_norm_backward(const DLTensor* dy, const DLTensor* x,
-                                                const DLTensor* weight, const DLTensor* bias,
-                                                const DLTensor* mean, const DLTensor* rstd,
-                                                const DLTensor* dx, const DLTensor* dweight,
-                                                const DLTensor* dbias,
-                                                const dlk_instance_norm_params* params,
-                                                const dlk_launch* launch);
+DLK_API dlk_status_t dlk_instance_norm_backward(
+    const DLTensor* dy, const DLTensor* x, const DLTensor* weight, const DLTensor* bias,
+    const DLTensor* mean, const DLTensor* rstd, const DLTensor* dx, const DLTensor* dweight,
+    const DLTensor* dbias, const dlk_instance_norm_params* params, const dlk_launch* launch);
 
 #ifdef __cplusplus
 }

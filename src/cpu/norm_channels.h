@@ -26,11 +26,11 @@
 
 namespace dlkern::cpu {
 
-inline constexpr int64_t kGrain = 16384;       // elements worth a thread
-inline constexpr int64_t kMaxSpan = 4096;      // elements of a span
-inline constexpr int64_t kRows = 64;           // positions handled at once where spans run across channels
-inline constexpr int64_t kGroup = 128;         // channels handled at once
-inline constexpr int64_t kPartitions = 64;     // of the positions at most, each with partial results
+inline constexpr int64_t kGrain = 16384;   // elements worth a thread
+inline constexpr int64_t kMaxSpan = 4096;  // elements of a span
+inline constexpr int64_t kRows = 64;    // positions handled at once where spans run across channels
+inline constexpr int64_t kGroup = 128;  // channels handled at once
+inline constexpr int64_t kPartitions = 64;  // of the positions at most, each with partial results
 inline constexpr int64_t kPerPartition = 512;  // positions at least
 
 // N tensors of x's shape, by position (all dimensions but the channels) and channel.
@@ -88,7 +88,7 @@ void for_spans(const Walk<N>& walk, F&& f) {
 template <int N>
 struct Run {
   static inline constexpr int64_t kEnough = 1024;  // positions
-  static constexpr int kMost = 128;         // blocks
+  static constexpr int kMost = 128;                // blocks
   typename Blocks<N>::Block block[kMost];
   int count = 0;
   int64_t n = 0;  // positions in all

@@ -41,8 +41,8 @@ struct Chunks {
   }
   Tensor part(Tensor t, const Chunk& chunk) const {
     if (!t) return t;
-    const int64_t at = chunk.sample * t.strides[0] +
-                       chunk.first_group * channels_of_group * t.strides[channel];
+    const int64_t at =
+        chunk.sample * t.strides[0] + chunk.first_group * channels_of_group * t.strides[channel];
     t.data = t.as<char>() + at * static_cast<int64_t>(dtype_size(t.dtype));
     t.shape[0] = 1;
     t.shape[channel] = chunk.groups * channels_of_group;
@@ -147,8 +147,13 @@ template <class T>
 void backward_chunk(const GroupNormBackward& p, const Chunks& chunks, const Chunks::Chunk& chunk,
                     std::vector<Sums>& all) {
   using Acc = Accumulator<T>;
-  const BackwardTensors part{chunks.part(p.x, chunk),  chunks.part(p.dy, chunk), {},
-                             chunks.part(p.dx, chunk), {}, p.channel, p.activation};
+  const BackwardTensors part{chunks.part(p.x, chunk),
+                             chunks.part(p.dy, chunk),
+                             {},
+                             chunks.part(p.dx, chunk),
+                             {},
+                             p.channel,
+                             p.activation};
   const MixedView<T> weight(p.weight), bias(p.bias), mean(p.mean), rstd(p.rstd);
   const int64_t each = chunks.channels_of_group, channels = chunk.groups * each;
   GradientTerms<Acc> terms(channels);
@@ -170,7 +175,7 @@ void backward_chunk(const GroupNormBackward& p, const Chunks& chunks, const Chun
       const double factor = weight.load_or(chunk.first_group * each + c, 1);
       group.merge({factor * sums[c].a, factor * sums[c].b});
       all[chunk.sample * p.groups * each + chunk.first_group * each + c] = {sums[c].a,
-                                                                          sums[c].b * inverse};
+                                                                            sums[c].b * inverse};
     }
     for (int64_t c = g * each; c < (g + 1) * each; ++c) {
       terms.across[c] = static_cast<Acc>(-inverse * inverse * inverse * group.b / values);

@@ -36,8 +36,7 @@ void batch_norm_training(Call& call, BatchNormTraining p, const dlk_batch_norm_p
   call.require_like(p.y, p.x);
   require_statistics(call, {&p.mean, &p.rstd}, channels, kWhy, p.x);
   call.require_same_or_disjoint(p.y, p.residual);
-  require_disjoint(call,
-                   {&p.y, &p.mean, &p.rstd, &p.running_mean, &p.running_var, &p.num_batches},
+  require_disjoint(call, {&p.y, &p.mean, &p.rstd, &p.running_mean, &p.running_var, &p.num_batches},
                    {&p.x, &p.weight, &p.bias});
   require_disjoint(call, {&p.mean, &p.rstd, &p.running_mean, &p.running_var, &p.num_batches},
                    {&p.residual});
@@ -107,9 +106,9 @@ void batch_norm_backward(Call& call, BatchNormBackward p, const dlk_batch_norm_p
 dlk_status_t batch_norm_backward(const char* op, bool training, const DLTensor* dy,
                                  const DLTensor* x, const DLTensor* weight, const DLTensor* bias,
                                  const DLTensor* y, const DLTensor* mean, const DLTensor* scale,
-                                 const DLTensor* dx, const DLTensor* dweight,
-                                 const DLTensor* dbias, const DLTensor* dresidual,
-                                 const dlk_batch_norm_params* params, const dlk_launch* launch) {
+                                 const DLTensor* dx, const DLTensor* dweight, const DLTensor* dbias,
+                                 const DLTensor* dresidual, const dlk_batch_norm_params* params,
+                                 const dlk_launch* launch) {
   return entry(op, launch, [&](Call& call) {
     batch_norm_backward(call,
                         {.dy = call.input("dy", dy),
@@ -178,8 +177,7 @@ dlk_status_t dlk_batch_norm_backward(const DLTensor* dy, const DLTensor* x, cons
                                      const DLTensor* bias, const DLTensor* y, const DLTensor* mean,
                                      const DLTensor* rstd, const DLTensor* dx,
                                      const DLTensor* dweight, const DLTensor* dbias,
-                                     const DLTensor* dresidual,
-                                     const dlk_batch_norm_params* params,
+                                     const DLTensor* dresidual, const dlk_batch_norm_params* params,
                                      const dlk_launch* launch) {
   return batch_norm_backward("batch_norm_backward", true, dy, x, weight, bias, y, mean, rstd, dx,
                              dweight, dbias, dresidual, params, launch);

@@ -68,7 +68,7 @@ inline void require_two_values(const Tensor& x, int64_t values, const char* whos
 
 // Those present have this shape and x's dtype, or the one that x is summed in.
 inline void require_parameters(const Call& call, Tensors parameters, std::span<const int64_t> shape,
-                        const char* why, const Tensor& x) {
+                               const char* why, const Tensor& x) {
   for (const Tensor* t : parameters) {
     if (!*t) continue;
     require_mixed_dtype(call, *t, x);
@@ -78,7 +78,7 @@ inline void require_parameters(const Call& call, Tensors parameters, std::span<c
 
 // Those present have this shape and the dtype that x is summed in.
 inline void require_statistics(const Call& call, Tensors statistics, std::span<const int64_t> shape,
-                        const char* why, const Tensor& x) {
+                               const char* why, const Tensor& x) {
   for (const Tensor* t : statistics) {
     if (!*t) continue;
     call.require_dtype(*t, {accumulator_of(x.dtype)});

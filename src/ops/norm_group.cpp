@@ -142,13 +142,10 @@ dlk_status_t dlk_instance_norm_forward(const DLTensor* x, const DLTensor* weight
   });
 }
 
-dlk_status_t dlk_instance_norm_backward(const DLTensor* dy, const DLTensor* x,
-                                        const DLTensor* weight, const DLTensor* bias,
-                                        const DLTensor* mean, const DLTensor* rstd,
-                                        const DLTensor* dx, const DLTensor* dweight,
-                                        const DLTensor* dbias,
-                                        const dlk_instance_norm_params* params,
-                                        const dlk_launch* launch) {
+dlk_status_t dlk_instance_norm_backward(
+    const DLTensor* dy, const DLTensor* x, const DLTensor* weight, const DLTensor* bias,
+    const DLTensor* mean, const DLTensor* rstd, const DLTensor* dx, const DLTensor* dweight,
+    const DLTensor* dbias, const dlk_instance_norm_params* params, const dlk_launch* launch) {
   return entry("instance_norm_backward", launch, [&](Call& call) {
     const dlk_instance_norm_params given = read_params(params, kInstanceDefaults);
     GroupNormBackward p = backward_tensors(call, dy, x, weight, bias, mean, rstd, dx, dweight,
