@@ -135,9 +135,10 @@ def test_layout_says_what_strides_do_not(backend, rng):
     """The same memory as NCHW and, transposed, as NHWC: the same bits."""
     x = values(rng, (4, 5, 6, 16), "float32")
     y, mean, rstd = dlkern.batch_norm_training(backend.array(x), layout="NHWC")
-    turned = backend.array(x).transpose(1, 3).transpose(2, 3) if backend.is_gpu else (
-        backend.array(x).transpose(0, 3, 1, 2))  # fmt: skip
-    out = backend.empty((4, 16, 5, 6), "float32")
+    turned, out = (
+        a.permute(0, 3, 1, 2) if backend.is_gpu else a.transpose(0, 3, 1, 2)
+        for a in (backend.array(x), backend.empty(x.shape, "float32"))
+    )
     _, mean2, rstd2 = dlkern.batch_norm_training(turned, out=out)
     np.testing.assert_array_equal(backend.numpy(y).transpose(0, 3, 1, 2), backend.numpy(out))
     np.testing.assert_array_equal(backend.numpy(mean), backend.numpy(mean2))

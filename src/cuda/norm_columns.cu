@@ -91,13 +91,13 @@ struct ColumnPieces {
     if (rows == kRows && count == kPiece<T> && t.align == 16) {
 #pragma unroll
       for (int k = 0; k < kRows; ++k) {
-        piece[k] = load_piece(p + k * step * t.stride, kPiece<T>, 16, T{});
+        piece[k] = load_piece(p + k * step * t.stride, kPiece<T>, 16);
       }
       return;
     }
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
-      piece[k] = load_piece(p + k * step * t.stride, k < rows ? count : 0, t.align, T{});
+      piece[k] = load_piece(p + k * step * t.stride, k < rows ? count : 0, t.align);
     }
   }
   __device__ __forceinline__ void store(const Rows<T>& t, int64_t r, const Piece<T>& piece) const {

@@ -12,9 +12,6 @@
 // Reference: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983.
 #include "core/fast_div.h"
 #include "cuda/norm_pieces.cuh"
-#if !defined(__HIPCC__)
-#include "cuda/prims/ptx.cuh"
-#endif
 
 namespace dlkern::gpu {
 namespace {
@@ -227,7 +224,7 @@ __device__ __forceinline__ void copy_piece(uint4* slot, const T* p, int count, i
     return;
   }
 #endif
-  const Piece<T> piece = load_piece(p, count, align, T{});
+  const Piece<T> piece = load_piece(p, count, align);
   *slot = make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
 }
 __device__ __forceinline__ void wait_for_copies() {
