@@ -169,11 +169,173 @@ def test_columns_do_not_depend_on_the_columns_beside_them(backend, rng, n):
         np.testing.assert_array_equal(column, columns[0])
 
 
+# ---- Scale and masks -----------------------------------------------------------------------
+
+MASKS = ("none", "bool", "float64", "float32", "float16", "bfloat16")
+
+
+def make_mask(rng, kind, shape):
+    """About a third left out; None for "none"."""
+    if kind == "none":
+        return None
+    keep = rng.random(shape) > 0.3
+    if kind == "bool":
+        return keep
+    return rounded(np.where(keep, rng.standard_normal(shape), -np.inf), kind)
+
+
+def masked_logits(x, scale=1.0, mask=None, causal=False):
+    """The logits in float64, -inf where left out."""
+    logits = scale * float64(x)
+    if mask is not None and mask.dtype == bool:
+        logits = np.where(mask, logits, -np.inf)
+    elif mask is not None:
+        logits = np.where(np.isneginf(float64(mask)), -np.inf, logits + float64(mask))
+    if causal:
+        rows, columns = logits.shape[-2:]
+        after = np.arange(columns) > np.arange(rows)[:, None] + columns - rows
+        logits = np.where(after, -np.inf, logits)
+    return logits
+
+
+def masked_f64(op, logits, axis=-1):
+    """Softmax with zeros (log: -inf) in rows of nothing but -inf."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        y = ORACLE[op](logits, axis)
+    dead = np.isneginf(logits).all(axis, keepdims=True)
+    return np.where(dead, 0.0 if op == "softmax" else -np.inf, y)
+
+
+def assert_masked(backend, y, op, logits, x, dtype, axis=-1):
+    expected = masked_f64(op, logits, axis)
+    size = np.where(np.isfinite(logits), np.abs(logits), 0)
+    size = np.maximum(size, np.where(np.isfinite(expected), np.abs(expected), 0)) + np.abs(x).max()
+    assert_close(backend.numpy(y), expected, dtype, op, scale=size if op == "log_softmax" else None)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("op", FORWARD)
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks(backend, dtype, rng, op, kind, causal):
+    """Of each kind, broadcast along no, some and all axes but one."""
+    x = logits(rng, (2, 3, 7, 40), dtype)
+    for shape in ((2, 3, 7, 40), (2, 1, 1, 40), (7, 40), (3, 7, 1), (40,)):
+        mask = make_mask(rng, kind, shape)
+        given = None if mask is None else backend.array(mask)
+        y = FORWARD[op](backend.array(x), mask=given, causal=causal, scale=0.7)
+        right = masked_logits(x, 0.7, mask, causal)
+        assert_masked(backend, y, op, right, float64(x), dtype)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float32"])
+@pytest.mark.parametrize("shape", [(5, 1, 9), (2, 30, 513), (3, 2, 4100), (1, 2, 40000)])
+def test_masks_of_long_and_odd_rows(backend, dtype, rng, kind, shape):
+    x, mask = logits(rng, shape, dtype), make_mask(rng, kind, shape[1:])
+    for causal in (False, True):
+        y = dlkern.softmax(backend.array(x), mask=backend.array(mask), causal=causal)
+        right = masked_logits(x, 1.0, mask, causal)
+        assert_masked(backend, y, "softmax", right, float64(x), dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("axis", [0, 2])
+def test_mask_layouts(backend, rng, layout, axis):
+    for dtype, kind in (("float32", "bool"), ("bfloat16", "bfloat16"), ("float16", "float32")):
+        x, mask = logits(rng, (5, 3, 37), dtype), make_mask(rng, kind, (5, 1, 37))
+        y = backend.empty(x.shape, dtype, layout)
+        given = backend.array(mask, layout)
+        dlkern.softmax(backend.array(x, layout), axis, mask=given, scale=2.0, out=y)
+        right = masked_logits(x, 2.0, mask)
+        assert_masked(backend, y, "softmax", right, float64(x), dtype, axis)
+
+
+@pytest.mark.parametrize("op", FORWARD)
+@pytest.mark.parametrize("axis", [0, -1])
+def test_scale(backend, dtype, rng, op, axis):
+    x = logits(rng, (70, 90), dtype)
+    y = FORWARD[op](backend.array(x), axis, scale=0.25)
+    assert_masked(backend, y, op, 0.25 * float64(x), float64(x), dtype, axis)
+    y, dy = rounded(ORACLE[op](0.25 * float64(x), axis), dtype), logits(rng, x.shape, dtype)
+    dx = BACKWARD[op](backend.array(dy), backend.array(y), axis, scale=0.25)
+    args = float64(dy), float64(y), axis
+    assert_close(backend.numpy(dx), 0.25 * backward_f64(op, *args), dtype, "softmax_backward",
+                 scale=0.25 * backward_scale(op, *args))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bool", "float32"])
+@pytest.mark.parametrize("n", [3, 700, 5000])
+@pytest.mark.parametrize("op", FORWARD)
+def test_edge_06_fully_masked_rows(backend, dtype, rng, op, kind, n):
+    """Zeros (log: -inf) and zero gradients, whatever x and dy hold there."""
+    x = logits(rng, (4, n), dtype)
+    x[1] = np.nan
+    keep = np.ones((4, n), bool)
+    keep[1], keep[2, 1:] = False, False
+    mask = keep if kind == "bool" else rounded(np.where(keep, 0, -np.inf), kind)
+    y = FORWARD[op](backend.array(x), mask=backend.array(mask))
+    nothing = 0.0 if op == "softmax" else -np.inf
+    host = backend.numpy(y)
+    np.testing.assert_array_equal(host[1], np.full(n, nothing))
+    np.testing.assert_array_equal(host[2, 1:], np.full(n - 1, nothing))
+    assert host[2, 0] == (1 if op == "softmax" else 0)
+    dy = logits(rng, (4, n), dtype)
+    dy[~keep] = np.nan
+    dx = backend.numpy(BACKWARD[op](backend.array(dy), y))
+    np.testing.assert_array_equal(dx[~keep], np.zeros((~keep).sum()))
+    assert np.isfinite(dx).all()
+
+
+@pytest.mark.parametrize("n", [4, 600])
+def test_edge_17_causal_is_aligned_at_the_end(backend, dtype, n):
+    """5 rows, 2 columns: rows 0 to 2 see nothing; and wider than high."""
+    y = backend.numpy(dlkern.softmax(backend.array(rounded(np.zeros((5, 2)), dtype)), causal=True))
+    np.testing.assert_array_equal(y, [[0, 0], [0, 0], [0, 0], [1, 0], [0.5, 0.5]])
+    y = backend.numpy(dlkern.softmax(backend.array(rounded(np.zeros((2, n)), dtype)), causal=True))
+    assert_close(y, [[1 / (n - 1)] * (n - 1) + [0], [1 / n] * n], dtype, "softmax")
+
+
+def test_edge_20_nan_that_is_left_out_does_not_matter(backend, dtype, rng):
+    x = logits(rng, (6, 90), dtype)
+    bad = x.copy()
+    bad[:, 50:] = np.nan
+    keep = backend.array(np.arange(90) < 50)
+    clean, spoilt = (backend.numpy(dlkern.softmax(backend.array(v), mask=keep)) for v in (x, bad))
+    np.testing.assert_array_equal(spoilt, clean)
+    square = logits(rng, (90, 90), dtype)
+    bad = np.where(np.arange(90) > np.arange(90)[:, None], np.nan, float64(square))
+    clean, spoilt = (
+        backend.numpy(dlkern.softmax(backend.array(v), causal=True))
+        for v in (square, rounded(bad, dtype))
+    )
+    np.testing.assert_array_equal(spoilt, clean)
+
+
+@pytest.mark.parametrize("n", [40, 700, 9000])
+def test_masked_rows_do_not_depend_on_the_batch(backend, dtype, rng, n):
+    x, keep = logits(rng, (24, n), dtype), rng.random((24, n)) > 0.3
+    many = backend.raw(dlkern.softmax(backend.array(x), mask=backend.array(keep)))
+    one = backend.raw(dlkern.softmax(backend.array(x[17:18]), mask=backend.array(keep[17:18])))
+    np.testing.assert_array_equal(many[17:18], one)
+
+
+def test_in_place_with_a_mask(backend, dtype, rng):
+    x, keep = logits(rng, (6, 70), dtype), backend.array(rng.random(70) > 0.3)
+    apart = backend.numpy(dlkern.softmax(backend.array(x), mask=keep, causal=True))
+    together = backend.array(x)
+    dlkern.softmax(together, mask=keep, causal=True, out=together)
+    np.testing.assert_array_equal(backend.numpy(together), apart)
+
+
 @pytest.mark.parametrize("op", FORWARD)
 def test_gradient_by_finite_differences(rng, op):
     x, dy = rng.standard_normal((2, 3, 5))
     y = FORWARD[op](x)
     assert_grad(lambda v: FORWARD[op](v), [x], dy, [BACKWARD[op](dy, y)])
+    mask = np.array([0.5, -np.inf, 0, 1, -2])
+    y = dlkern.softmax(x, scale=0.7, mask=mask, causal=True)
+    assert_grad(lambda v: dlkern.softmax(v, scale=0.7, mask=mask, causal=True), [x], dy,
+                [dlkern.softmax_backward(dy, y, scale=0.7)])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -190,6 +352,14 @@ def test_gradient_by_finite_differences(rng, op):
         (lambda a: dlkern.softmax_backward(a(np.zeros(3)), a(np.zeros(2))), ValueError,
          r"y.shape is \[2\]"),
         (lambda a: dlkern.softmax("text"), TypeError, "x is str"),
+        (lambda a: dlkern.softmax(a(np.zeros((2, 3))), scale=0), ValueError,
+         "scale is 0, expected a positive number"),
+        (lambda a: dlkern.softmax(a(np.zeros((2, 3))), mask=a(np.zeros((3, 1)))), ValueError,
+         r"mask.shape is \[3, 1\], expected one that broadcasts to \[2, 3\] \(x.shape\)"),
+        (lambda a: dlkern.softmax(a(np.zeros((2, 3))), mask=a(np.zeros(3, np.int32))), TypeError,
+         "mask.dtype is int32, expected bool, float64"),
+        (lambda a: dlkern.softmax(a(np.zeros((2, 3))), axis=0, causal=True), ValueError,
+         "axis is 0 of 2 dimensions, expected the last of two or more for a causal mask"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(backend, call, error, message):

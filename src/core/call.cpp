@@ -203,6 +203,13 @@ void Call::require_same_shape(const Tensor& t, const Tensor& as) const {
   }
 }
 
+void Call::require_broadcasts(const Tensor& t, const Tensor& to, const char* what_to_is) const {
+  if (t && !broadcasts(t, to)) {
+    fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t),
+         ", expected one that broadcasts to ", shape_string(to), " (", what_to_is, ")");
+  }
+}
+
 void Call::require_same_or_disjoint(const Tensor& out, const Tensor& in) const {
   if (!out || !in) return;
   const bool same = out.data == in.data && out.dtype == in.dtype && same_shape(out, in) &&

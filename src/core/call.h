@@ -116,6 +116,8 @@ class Call {
     require_same_dtype(t, as);
     require_same_shape(t, as);
   }
+  // t (absent or not) broadcasts to the shape of `to`.
+  void require_broadcasts(const Tensor& t, const Tensor& to, const char* what_to_is) const;
   // out shares no memory with in, or is exactly in (same address, strides and item size).
   void require_same_or_disjoint(const Tensor& out, const Tensor& in) const;
   // out shares no memory with in: for ops that read an input after having written an output.

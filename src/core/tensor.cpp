@@ -222,6 +222,26 @@ std::string shape_string(const int64_t* shape, int ndim) {
   return s + "]";
 }
 
+Tensor with_rank(const Tensor& t, int ndim) {
+  Tensor r = t;
+  const int missing = ndim - t.ndim;
+  r.ndim = ndim;
+  for (int d = ndim - 1; d >= 0; --d) {
+    r.shape[d] = d < missing ? 1 : t.shape[d - missing];
+    r.strides[d] = d < missing ? 0 : t.strides[d - missing];
+  }
+  return r;
+}
+
+bool broadcasts(const Tensor& t, const Tensor& to) {
+  bool fits = t.ndim <= to.ndim;
+  for (int d = 1; fits && d <= t.ndim; ++d) {
+    const int64_t extent = t.shape[t.ndim - d];
+    fits = extent == 1 || extent == to.shape[to.ndim - d];
+  }
+  return fits;
+}
+
 bool same_shape(const Tensor& a, const Tensor& b) {
   if (a.ndim != b.ndim) return false;
   for (int d = 0; d < a.ndim; ++d) {

@@ -61,6 +61,12 @@ inline std::string shape_string(const Tensor& t) { return shape_string(t.shape.d
 
 bool same_shape(const Tensor& a, const Tensor& b);
 
+// t with dimensions of extent 1 put in front, up to a rank of ndim.
+Tensor with_rank(const Tensor& t, int ndim);
+
+// Whether t broadcasts to the shape of `to`.
+bool broadcasts(const Tensor& t, const Tensor& to);
+
 // Distinct indices that share one address (a broadcast view): never valid for an output.
 bool has_internal_overlap(const Tensor& t);
 

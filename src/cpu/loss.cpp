@@ -11,11 +11,10 @@
 #include "core/fast_math.h"
 #include "core/index.h"
 #include "core/mixed.h"
-#include "cpu/prims/blocks.h"
 #include "cpu/prims/convert.h"
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/reduce.h"
-#include "cpu/prims/spans.h"
+#include "cpu/prims/row_tile.h"
 
 namespace dlkern {
 namespace {
@@ -79,60 +78,6 @@ struct Rows {
   Acc hit(int64_t row) const { return (1 - smoothing) * weights.of_class[labels[row]]; }
 };
 
-// Whether rows are taken in tiles. The number of rows must not matter: a row's bits depend on this.
-bool in_tiles(const CrossEntropy& p) { return p.logits.strides[p.axis] != 1 || p.classes() < 64; }
-
-template <int N>
-Blocks<N> tiles_of(const StridedIndex<N>& rows, int64_t classes) {
-  return Blocks<N>(rows, std::clamp<int64_t>(16384 / (classes + 1), 16, 256));
-}
-
-// n rows of logits as [classes][n], and their maxima.
-template <class Acc>
-struct Tile {
-  int64_t n;
-  std::vector<Acc> buffer, max, work;
-  std::vector<const Acc*> of_class;
-
-  Tile(int64_t classes, int64_t size)
-      : buffer(classes * size), max(size), work(3 * size), of_class(classes) {}
-
-  template <class T>
-  void load(const T* x, int64_t class_stride, int64_t row_stride, int64_t count) {
-    n = count;
-    std::fill_n(max.data(), n, -std::numeric_limits<Acc>::infinity());
-    for (size_t c = 0; c < of_class.size(); ++c) {
-      const Acc* v = of_class[c] = read_span(x + c * class_stride, row_stride, n, &buffer[c * n]);
-      Acc* m = max.data();
-      DLK_SIMD
-      for (int64_t r = 0; r < n; ++r) m[r] = v[r] > m[r] || v[r] != v[r] ? v[r] : m[r];
-    }
-  }
-  // sum_r = sum of term(c, x, max of the row) over the classes, in blocks, as sum_of does. Returns
-  // work space `slot` of three.
-  template <class Term>
-  Acc* sum(int slot, Term&& term) {
-    constexpr int64_t kBlock = 32;
-    const int64_t classes = of_class.size();
-    Acc *total = &work[slot * max.size()], *part = &work[2 * max.size()];
-    const Acc* m = max.data();
-    std::fill_n(total, n, Acc(0));
-    for (int64_t begin = 0; begin < classes; begin += kBlock) {
-      std::fill_n(part, n, Acc(0));
-      for (int64_t c = begin; c < std::min(begin + kBlock, classes); ++c) {
-        const Acc* v = of_class[c];
-        DLK_SIMD
-        for (int64_t r = 0; r < n; ++r) part[r] += term(c, v[r], m[r]);
-      }
-      for (int64_t r = 0; r < n; ++r) total[r] += part[r];
-    }
-    return total;
-  }
-  Acc* sum_exp(int slot) {
-    return sum(slot, [](int64_t, Acc x, Acc m) { return exp_fast(x - m); });
-  }
-};
-
 template <class T>
 void losses_of_rows(const CrossEntropyForward& p, const Rows<T>& rows, Accumulator<T>* loss) {
   using Acc = Accumulator<T>;
@@ -163,8 +108,8 @@ void losses_of_tiles(const CrossEntropyForward& p, const Rows<T>& rows, Accumula
   const int64_t n = rows.classes;
   const auto tiles = tiles_of(make_index<1>({&p.logits}, ~(1u << p.axis)), n);
   const Acc* w = rows.weights.of_class.data();
-  parallel_for(tiles.count(), kGrain / ((n + 1) * tiles.size()), [&](int64_t begin, int64_t end) {
-    Tile<Acc> tile(n, tiles.size());
+  parallel_for(tiles.count(), kGrain / ((n + 1) * tiles.size() + 1), [&](int64_t begin, int64_t end) {
+    RowTile<Acc> tile(n, tiles.size());
     for (int64_t i = begin; i < end; ++i) {
       const auto block = tiles[i];
       tile.load(p.logits.as<const T>() + block.at[0], p.logits.strides[p.axis], tiles.stride(0),
@@ -174,7 +119,7 @@ void losses_of_tiles(const CrossEntropyForward& p, const Rows<T>& rows, Accumula
       for (int64_t r = 0; r < block.n; ++r) {
         const int64_t row = block.first + r;
         if (rows.ignored(row)) continue;
-        const Acc x = tile.of_class[rows.labels[row]][r];
+        const Acc x = tile.element[rows.labels[row]][r];
         loss[row] = rows.hit(row) * (log_sum[r] - (x - tile.max[r]));
       }
       if (rows.smoothing == 0) continue;
@@ -194,7 +139,7 @@ void forward(const CrossEntropyForward& p) {
   using Acc = Accumulator<T>;
   const Rows<T> rows(p);
   std::vector<Acc> loss(p.rows());
-  if (in_tiles(p)) {
+  if (in_tiles(rows.classes, p.logits.strides[p.axis])) {
     losses_of_tiles<T>(p, rows, loss.data());
   } else {
     losses_of_rows<T>(p, rows, loss.data());
@@ -267,8 +212,8 @@ void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows) {
   const auto tiles = tiles_of(make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis)), n);
   const Upstream<T> upstream(p, rows);
   const Acc* w = rows.weights.of_class.data();
-  parallel_for(tiles.count(), kGrain / ((n + 1) * tiles.size()), [&](int64_t begin, int64_t end) {
-    Tile<Acc> tile(n, tiles.size());
+  parallel_for(tiles.count(), kGrain / ((n + 1) * tiles.size() + 1), [&](int64_t begin, int64_t end) {
+    RowTile<Acc> tile(n, tiles.size());
     std::vector<Acc> scratch(tiles.size()), spread(tiles.size()), hit(tiles.size());
     std::vector<int32_t> label(tiles.size());  // -1: ignored
     for (int64_t i = begin; i < end; ++i) {
@@ -288,7 +233,7 @@ void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows) {
       const Acc *m = tile.max.data(), *s = spread.data(), *h = hit.data();
       const int32_t* t = label.data();
       for (int64_t c = 0; c < n; ++c) {
-        const Acc* x = tile.of_class[c];
+        const Acc* x = tile.element[c];
         T* dst = p.dlogits.as<T>() + block.at[1] + c * stride;
         Acc* out = begin_span(dst, tiles.stride(1), scratch.data());
         const Acc weight = w[c];
@@ -307,7 +252,7 @@ void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows) {
 template <class T>
 void backward(const CrossEntropyBackward& p) {
   const Rows<T> rows(p);
-  if (in_tiles(p)) {
+  if (in_tiles(rows.classes, p.logits.strides[p.axis])) {
     gradients_of_tiles<T>(p, rows);
   } else {
     gradients_of_rows<T>(p, rows);

@@ -1,14 +1,15 @@
 // Softmax over one axis.
 //
-//   forward   y_i  = exp(x_i - m) / sum_j exp(x_j - m),  m = max_j x_j
-//             log: y_i = x_i - m - log sum_j exp(x_j - m)
-//   backward  dx_i = y_i (dy_i - sum_j dy_j y_j)
-//             log: dx_i = dy_i - exp(y_i) sum_j dy_j
+//   forward   y_i  = exp(l_i - m) / sum_j exp(l_j - m),  m = max_j l_j,  l = scale x + mask
+//             log: y_i = l_i - m - log sum_j exp(l_j - m)
+//   backward  dx_i = scale y_i (dy_i - sum_j dy_j y_j)
+//             log: dx_i = scale (dy_i - exp(y_i) sum_j dy_j)
 //
 // Layout: the axis has n elements at some stride; all other dimensions together are the rows.
-// Neighbouring elements, forward up to 64 KB of them (512 KB on Hopper), backward half as many, stay
+// Neighbouring elements, up to 32 KB of them (on Hopper 512 KB forward and 256 KB backward), stay
 // in the registers of a team of threads: a row is read once and written once
-// (prims/row_pieces.cuh). Other rows: one group of threads walks one row (prims/rows.cuh).
+// (prims/row_pieces.cuh; with a mask softmax_masked.cu). Other rows: one group of threads walks one
+// row (prims/rows.cuh).
 // Maximum and sum come from one pass (online softmax): a row is read twice and written once. Bound
 // by memory. Sums in float32 (float64 for float64), in an order fixed by n and by whether the axis
 // is the last: a row's bits do not depend on the other rows.
@@ -21,41 +22,101 @@
 #include "cuda/prims/row_pieces.cuh"
 #include "cuda/prims/rows.cuh"
 #include "cuda/prims/softmax.cuh"
+#include "cuda/softmax.h"
 
 namespace dlkern {
 namespace {
 
 using namespace gpu;
 
-template <int N>
+template <class T, int N>
 struct Args {
   StridedIndex<N> rows;
   int64_t n;          // elements along the axis
   int64_t stride[N];  // along the axis
+  Accumulator<T> scale;
 };
 
-template <class T, Group kGroup, bool kLog>
+// ---- Gradient of an element --------------------------------------------------------------------
+
+// What element (g, y) adds to the sum of its row, and the gradient from that sum. y of an element that
+// was left out: 0, in the logarithm -inf.
+template <bool kLog, class Acc>
+__device__ __forceinline__ bool is_left_out(Acc y) {
+  return y == (kLog ? Acc(-INFINITY) : Acc(0));
+}
+template <bool kLog, class Acc>
+__device__ __forceinline__ Acc summand(Acc g, Acc y) {
+  return is_left_out<kLog>(y) ? Acc(0) : kLog ? g : g * y;
+}
+template <bool kLog, class T, class Acc>
+__device__ __forceinline__ Acc gradient(Acc g, Acc y, Acc sum, Acc scale) {
+  const Acc v = kLog ? g - SoftmaxExp<T>()(y) * sum : y * (g - sum);
+  return is_left_out<kLog>(y) ? Acc(0) : scale * v;
+}
+
+// ---- Rows walked -------------------------------------------------------------------------------
+
+// Masks of any kind, at any strides.
+template <class Acc>
+struct Mask {
+  const void* data;  // nullptr: none
+  DType dtype;
+  int64_t stride;   // along the axis
+  int64_t queries;  // rows that a causal mask counts; 0: there is none
+
+  __device__ Acc load(int64_t at) const {
+    switch (dtype) {
+      case DType::kFloat64:
+        return static_cast<Acc>(static_cast<const double*>(data)[at]);
+      case DType::kFloat32:
+        return static_cast<Acc>(static_cast<const float*>(data)[at]);
+      case DType::kFloat16:
+        return static_cast<float>(static_cast<const Half*>(data)[at]);
+      case DType::kBFloat16:
+        return static_cast<float>(static_cast<const BFloat16*>(data)[at]);
+      default:
+        return static_cast<const bool*>(data)[at] ? Acc(0) : Acc(-INFINITY);
+    }
+  }
+  // Element i of row number `row`, whose mask begins at `at`.
+  __device__ Acc logit(Acc scaled, int64_t at, int64_t row, int64_t i, int64_t n) const {
+    if (queries > 0) {
+      const int64_t q = row - quotient(row, queries) * queries;
+      if (i - n > q - queries) return -INFINITY;
+    }
+    if (data == nullptr) return scaled;
+    const Acc add = load(at + i * stride);
+    return add == -INFINITY ? add : scaled + add;
+  }
+};
+
+template <class T, Group kGroup, bool kMasked>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    softmax_forward_kernel(const T* x, T* y, Args<2> args) {
+    softmax_forward_kernel(const T* x, T* y, Args<T, 3> args, Mask<Accumulator<T>> mask, bool log_) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   for (int64_t row = team.row; row < args.rows.numel; row += team.row_step) {
-    int64_t at[2];
+    int64_t at[3];
     args.rows.offsets(row, at);
-    const T* xr = x + at[0];
-    T* yr = y + at[1];
-    const auto [max, sum] = softmax_sums<T>(team, xr, args.n, args.stride[0]);
-    const Acc scale = kLog ? log(sum) : 1 / sum;
+    const auto logit = [&](int64_t i) {
+      const Acc v = static_cast<Acc>(x[at[0] + i * args.stride[0]]) * args.scale;
+      return kMasked ? mask.logit(v, at[2], row, i, args.n) : v;
+    };
+    const auto sums = softmax_sums(team, args.n, logit);
+    const Acc sum = sums.defined_sum();
+    Acc factor = log_ ? log(sum) : 1 / sum;
+    if (kMasked && sums.sum == 0) factor = 0;  // nothing but -inf: 0, and -inf in the logarithm
     for (int64_t i = team.rank; i < args.n; i += team.size) {
-      const Acc v = static_cast<Acc>(xr[i * args.stride[0]]) - max;
-      yr[i * args.stride[1]] = static_cast<T>(kLog ? v - scale : exp_of(v) * scale);
+      const Acc v = logit(i) - sums.max;
+      y[at[1] + i * args.stride[1]] = static_cast<T>(log_ ? v - factor : exp_of(v) * factor);
     }
   }
 }
 
 template <class T, Group kGroup, bool kLog>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    softmax_backward_kernel(const T* dy, const T* y, T* dx, Args<3> args) {
+    softmax_backward_kernel(const T* dy, const T* y, T* dx, Args<T, 3> args) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   for (int64_t row = team.row; row < args.rows.numel; row += team.row_step) {
@@ -63,14 +124,14 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     args.rows.offsets(row, at);
     Acc sum = 0;
     for (int64_t i = team.rank; i < args.n; i += team.size) {
-      const Acc g = static_cast<Acc>(dy[at[0] + i * args.stride[0]]);
-      sum += kLog ? g : g * static_cast<Acc>(y[at[1] + i * args.stride[1]]);
+      sum += summand<kLog>(static_cast<Acc>(dy[at[0] + i * args.stride[0]]),
+                           static_cast<Acc>(y[at[1] + i * args.stride[1]]));
     }
     sum = team.reduce(sum, Sum{}, Acc(0));
     for (int64_t i = team.rank; i < args.n; i += team.size) {
       const Acc g = static_cast<Acc>(dy[at[0] + i * args.stride[0]]);
       const Acc v = static_cast<Acc>(y[at[1] + i * args.stride[1]]);
-      dx[at[2] + i * args.stride[2]] = static_cast<T>(kLog ? g - exp_of(v) * sum : v * (g - sum));
+      dx[at[2] + i * args.stride[2]] = static_cast<T>(gradient<kLog, T>(g, v, sum, args.scale));
     }
   }
 }
@@ -78,8 +139,8 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 // ---- Rows in registers -------------------------------------------------------------------------
 
 template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
-    softmax_forward_registers_kernel(const T* x, T* y, const Args<2> args, int team_size,
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+    softmax_forward_registers_kernel(const T* x, T* y, const Args<T, 2> args, int team_size,
                                      int align_x, int align_y) {
   using Acc = Accumulator<T>;
   RowTeam<kBlocks> team(team_size);
@@ -88,19 +149,20 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   args.rows.offsets(there ? team.row : 0, at);
   RowPieces<T, kItems> row;
   row.load(x + at[0], there ? args.n : 0, team, align_x, static_cast<T>(-INFINITY));
-  const auto sums = softmax_sums(team, row);
-  const Acc max = sums.max, scale = kLog ? log(sums.sum) : 1 / sums.sum;
+  const SoftmaxExp<T> exp(args.scale);
+  const auto sums = softmax_sums(team, row, exp);
+  const Acc sum = sums.defined_sum(), max = sums.max, factor = kLog ? log(sum) : 1 / sum;
   row.assign([&](T value, int) {
     const Acc v = static_cast<Acc>(value) - max;
-    return kLog ? v - scale : softmax_exp<T>(v) * scale;
+    return kLog ? v * args.scale - factor : exp(v) * factor;
   });
   row.store(y + at[1], there ? args.n : 0, team, align_y);
   team.end();
 }
 
 template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
-    softmax_backward_registers_kernel(const T* dy, const T* y, T* dx, const Args<3> args,
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+    softmax_backward_registers_kernel(const T* dy, const T* y, T* dx, const Args<T, 3> args,
                                       int team_size, int align_dy, int align_y, int align_dx) {
   using Acc = Accumulator<T>;
   RowTeam<kBlocks> team(team_size);
@@ -109,18 +171,17 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   args.rows.offsets(there ? team.row : 0, at);
   RowPieces<T, kItems> of_dy, of_y;
   of_dy.load(dy + at[0], there ? args.n : 0, team, align_dy, T(0.0f));
-  of_y.load(y + at[1], there ? args.n : 0, team, align_y, T(0.0f));
+  of_y.load(y + at[1], there ? args.n : 0, team, align_y, static_cast<T>(kLog ? -INFINITY : 0.0f));
   Acc sum = 0;
 #pragma unroll
   for (int i = 0; i < kItems * kPiece<T>; ++i) {
-    const Acc g = static_cast<Acc>(of_dy.get(i));
-    sum += kLog ? g : g * static_cast<Acc>(of_y.get(i));
+    sum += summand<kLog>(static_cast<Acc>(of_dy.get(i)), static_cast<Acc>(of_y.get(i)));
   }
   sum = team.reduce(sum, Sum{}, Acc(0));
   of_dy.forget(), of_y.forget();
   of_dy.assign([&](T value, int k) {
-    const Acc g = static_cast<Acc>(value), v = static_cast<Acc>(of_y.get(k));
-    return kLog ? g - exp_of(v) * sum : v * (g - sum);
+    const Acc v = static_cast<Acc>(of_y.get(k));
+    return gradient<kLog, T>(static_cast<Acc>(value), v, sum, args.scale);
   });
   of_dy.store(dx + at[2], there ? args.n : 0, team, align_dx);
   team.end();
@@ -128,7 +189,10 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
 
 template <class T>
 void launch_forward_registers(const SoftmaxForward& p, const Launch& launch) {
-  const Args<2> args{make_index<2>({&p.x, &p.y}, ~(1u << p.axis)), p.x.shape[p.axis], {1, 1}};
+  const Args<T, 2> args{make_index<2>({&p.x, &p.y}, ~(1u << p.axis)),
+                        p.length(),
+                        {1, 1},
+                        static_cast<Accumulator<T>>(p.scale)};
   const RowPlan plan = plan_row(args.n, kPiece<T>);
   const auto align = [&](const Tensor& t, int which) {
     return row_alignment(t.data, args.rows, which, sizeof(T));
@@ -143,8 +207,10 @@ void launch_forward_registers(const SoftmaxForward& p, const Launch& launch) {
 
 template <class T>
 void launch_backward_registers(const SoftmaxBackward& p, const Launch& launch) {
-  const Args<3> args{
-      make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)), p.dy.shape[p.axis], {1, 1, 1}};
+  const Args<T, 3> args{make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)),
+                        p.dy.shape[p.axis],
+                        {1, 1, 1},
+                        static_cast<Accumulator<T>>(p.scale)};
   const RowPlan plan = plan_row(args.n, kPiece<T>, 4);
   const auto align = [&](const Tensor& t, int which) {
     return row_alignment(t.data, args.rows, which, sizeof(T));
@@ -157,27 +223,31 @@ void launch_backward_registers(const SoftmaxBackward& p, const Launch& launch) {
               args, plan.size, align(p.dy, 0), align(p.y, 1), align(p.dx, 2));
 }
 
-// ---- Rows walked -------------------------------------------------------------------------------
-
 template <class T>
 void launch_forward(const SoftmaxForward& p, const Launch& launch) {
-  const Args<2> args{make_index<2>({&p.x, &p.y}, ~(1u << p.axis)),
-                     p.x.shape[p.axis],
-                     {p.x.strides[p.axis], p.y.strides[p.axis]}};
+  using Acc = Accumulator<T>;
+  const Args<T, 3> args{make_index<3>({&p.x, &p.y, &p.mask}, ~(1u << p.axis)),
+                        p.length(),
+                        {p.x.strides[p.axis], p.y.strides[p.axis], 0},
+                        static_cast<Acc>(p.scale)};
+  const Mask<Acc> mask{p.mask ? p.mask.data : nullptr, p.mask.dtype, p.mask_stride(),
+                       p.causal ? p.x.shape[p.axis - 1] : 0};
   const RowConfig config = pick_rows(args.n, p.axis == p.x.ndim - 1);
   const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
   dispatch_group(config.group, [&]<Group kGroup>() {
-    launch_kernel(
-        p.log ? softmax_forward_kernel<T, kGroup, true> : softmax_forward_kernel<T, kGroup, false>,
-        grid, config.threads, 0, launch.stream, p.x.as<T>(), p.y.as<T>(), args);
+    launch_kernel(p.is_masked() ? softmax_forward_kernel<T, kGroup, true>
+                                : softmax_forward_kernel<T, kGroup, false>,
+                  grid, config.threads, 0, launch.stream, p.x.as<T>(), p.y.as<T>(), args, mask,
+                  p.log);
   });
 }
 
 template <class T>
 void launch_backward(const SoftmaxBackward& p, const Launch& launch) {
-  const Args<3> args{make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)),
-                     p.dy.shape[p.axis],
-                     {p.dy.strides[p.axis], p.y.strides[p.axis], p.dx.strides[p.axis]}};
+  const Args<T, 3> args{make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)),
+                        p.dy.shape[p.axis],
+                        {p.dy.strides[p.axis], p.y.strides[p.axis], p.dx.strides[p.axis]},
+                        static_cast<Accumulator<T>>(p.scale)};
   const RowConfig config = pick_rows(args.n, p.axis == p.dy.ndim - 1);
   const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
   dispatch_group(config.group, [&]<Group kGroup>() {
@@ -189,11 +259,15 @@ void launch_backward(const SoftmaxBackward& p, const Launch& launch) {
 }
 
 constexpr Impl<SoftmaxForward> kForward[] = {
-    {"registers", [](const SoftmaxForward& p) { return not_in_registers({&p.x, &p.y}, p.axis); },
+    {"registers",
+     [](const SoftmaxForward& p) {
+       return p.is_masked() ? "there is a mask" : not_in_registers({&p.x, &p.y}, p.axis);
+     },
      nullptr,
      [](const SoftmaxForward& p, const Launch& launch) {
        dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward_registers<T>(p, launch); });
      }},
+    {"masked_registers", masked_not_in_registers, nullptr, launch_masked_registers},
     {"online_rows", supports_all, nullptr,
      [](const SoftmaxForward& p, const Launch& launch) {
        dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward<T>(p, launch); });

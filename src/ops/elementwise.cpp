@@ -11,18 +11,6 @@ namespace {
 
 constexpr dlk_add_params kDefaults = DLK_ADD_PARAMS_INIT;
 
-// t with dimensions of extent 1 put in front.
-Tensor with_rank(const Tensor& t, int ndim) {
-  Tensor r = t;
-  const int missing = ndim - t.ndim;
-  r.ndim = ndim;
-  for (int d = ndim - 1; d >= 0; --d) {
-    r.shape[d] = d < missing ? 1 : t.shape[d - missing];
-    r.strides[d] = d < missing ? 0 : t.strides[d - missing];
-  }
-  return r;
-}
-
 Dims broadcast_shape(const Tensor& a, const Tensor& b, int ndim) {
   const Tensor wide_a = with_rank(a, ndim), wide_b = with_rank(b, ndim);
   Dims shape{};

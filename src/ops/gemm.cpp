@@ -95,7 +95,7 @@ dlk_status_t dlk_matmul(const DLTensor* a_, const DLTensor* b_, const DLTensor* 
     call.require_rank(a, 1, kMaxDims);
     call.require_rank(b, 1, kMaxDims);
     call.require_shape(y, matmul_shape(a, b), "the shape of a @ b");
-    require_broadcasts(c, y, "the shape of a @ b");
+    call.require_broadcasts(c, y, "the shape of a @ b");
     call.require_disjoint(y, a);
     call.require_disjoint(y, b);
     call.require_same_or_disjoint(y, c);
@@ -149,7 +149,7 @@ dlk_status_t dlk_linear_forward(const DLTensor* x_, const DLTensor* weight_, con
     call.require_shape(y, std::span(shape.data(), x.ndim), "[..., N], N = weight.shape[0]");
     if (pre) call.require_like(pre, y);
     if (residual) call.require_dtype(residual, {y.dtype, x.dtype});
-    require_broadcasts(residual, y, "[..., N], the shape of the result");
+    call.require_broadcasts(residual, y, "[..., N], the shape of the result");
     for (const Tensor* output : {&y, &pre}) {
       for (const Tensor* input : {&x, &weight, &bias}) call.require_disjoint(*output, *input);
     }

@@ -32,21 +32,6 @@ Tensor transposed(Tensor t) {
   return t;
 }
 
-bool broadcasts(const Tensor& t, const Tensor& to) {
-  bool fits = t.ndim <= to.ndim;
-  for (int e = 0; fits && e < t.ndim; ++e) {
-    fits = extent_of(t, e) == 1 || extent_of(t, e) == extent_of(to, e);
-  }
-  return fits;
-}
-
-void require_broadcasts(const Tensor& t, const Tensor& to, const char* what_to_is) {
-  if (t && !broadcasts(t, to)) {
-    fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t),
-         ", expected one that broadcasts to ", shape_string(to), " (", what_to_is, ")");
-  }
-}
-
 std::vector<int64_t> matmul_shape(const Tensor& a, const Tensor& b) {
   const int64_t depth = a.shape[a.ndim - 1];
   if (b.shape[std::max(b.ndim - 2, 0)] != depth) {

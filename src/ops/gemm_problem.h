@@ -29,10 +29,6 @@ inline int64_t stride_of(const Tensor& t, int from_end, int64_t extent) {
 // The last two dimensions exchanged.
 Tensor transposed(Tensor t);
 
-// Whether t broadcasts to the shape of `to`.
-bool broadcasts(const Tensor& t, const Tensor& to);
-void require_broadcasts(const Tensor& t, const Tensor& to, const char* what_to_is);
-
 // Shape of a @ b as NumPy has it, without the dimensions that a vector lacks.
 std::vector<int64_t> matmul_shape(const Tensor& a, const Tensor& b);
 

@@ -2,6 +2,8 @@
 
 #include <dlkern/loss.h>
 
+#include <cmath>
+
 #include "core/mixed.h"
 
 namespace dlkern {
@@ -22,8 +24,9 @@ Tensor insert_dimension(const Tensor& t, int axis) {
   return r;
 }
 
-// Fills and checks what both directions share. `per_row` is loss or dloss.
-void prepare(Call& call, CrossEntropy& p, Tensor& per_row, const dlk_cross_entropy_params& params) {
+// Fills and checks what both directions share. `per_row` are loss and dloss, where present.
+void prepare(Call& call, CrossEntropy& p, std::initializer_list<Tensor*> per_row,
+             const dlk_cross_entropy_params& params) {
   call.require_floating(p.logits);
   call.require_rank(p.logits, 1, kMaxDims);
   call.require_dtype(p.labels, {DType::kInt64, DType::kInt32});
@@ -49,13 +52,20 @@ void prepare(Call& call, CrossEntropy& p, Tensor& per_row, const dlk_cross_entro
          ", expected a number in [0, 1]");
   }
   p.smoothing = params.label_smoothing;
+  if (!(params.z_loss >= 0) || std::isinf(params.z_loss)) {
+    fail(DLK_INVALID_ARGUMENT, "z_loss is ", params.z_loss, ", expected a number that is not negative");
+  }
+  p.z_loss = params.z_loss;
   p.ignore_index = params.ignore_index;
-  require_mixed_dtype(call, per_row, p.logits);
-  if (p.reduction == DLK_REDUCTION_NONE) {
-    call.require_shape(per_row, rows, "labels.shape");
-    per_row = insert_dimension(per_row, p.axis);
-  } else {
-    call.require_shape(per_row, {}, "a scalar, as reduction is not none");
+  for (Tensor* t : per_row) {
+    if (!*t) continue;
+    require_mixed_dtype(call, *t, p.logits);
+    if (p.reduction == DLK_REDUCTION_NONE) {
+      call.require_shape(*t, rows, "labels.shape");
+      *t = insert_dimension(*t, p.axis);
+    } else {
+      call.require_shape(*t, {}, "a scalar, as reduction is not none");
+    }
   }
   if (call.device().is_gpu && call.checks_values()) {
     const std::vector<int64_t> labels = call.read_integers(p.labels);
@@ -87,29 +97,61 @@ dlk_status_t dlk_cross_entropy_forward(const DLTensor* logits, const DLTensor* l
     p.weight = call.optional_input("weight", weight);
     p.loss = call.output("loss", loss);
     for (const Tensor* in : {&p.logits, &p.labels, &p.weight}) call.require_disjoint(p.loss, *in);
-    prepare(call, p, p.loss, read_params(params, kDefaults));
+    prepare(call, p, {&p.loss}, read_params(params, kDefaults));
     call.run(p);
   });
 }
+
+namespace dlkern {
+namespace {
+
+// The gradient, and the loss too where one is given.
+dlk_status_t backward(const char* op, const DLTensor* dloss, const DLTensor* logits,
+                      const DLTensor* labels, const DLTensor* weight, const DLTensor* loss,
+                      const DLTensor* dlogits, const dlk_cross_entropy_params* params,
+                      const dlk_launch* launch) {
+  return entry(op, launch, [&](Call& call) {
+    CrossEntropyBackward p;
+    p.logits = call.input("logits", logits);
+    p.labels = call.input("labels", labels);
+    p.weight = call.optional_input("weight", weight);
+    p.dloss = call.optional_input("dloss", dloss);
+    p.loss = call.optional_output("loss", loss);
+    p.dlogits = call.output("dlogits", dlogits);
+    prepare(call, p, {&p.dloss, &p.loss}, read_params(params, kDefaults));
+    call.require_like(p.dlogits, p.logits);
+    call.require_same_or_disjoint(p.dlogits, p.logits);
+    for (const Tensor* in : {&p.dloss, &p.labels, &p.weight}) {
+      call.require_disjoint(p.dlogits, *in);
+    }
+    if (p.loss) {
+      for (const Tensor* other : {&p.logits, &p.labels, &p.weight, &p.dloss, &p.dlogits}) {
+        call.require_disjoint(p.loss, *other);
+      }
+    }
+    call.run(p);
+  });
+}
+
+}  // namespace
+}  // namespace dlkern
 
 dlk_status_t dlk_cross_entropy_backward(const DLTensor* dloss, const DLTensor* logits,
                                         const DLTensor* labels, const DLTensor* weight,
                                         const DLTensor* dlogits,
                                         const dlk_cross_entropy_params* params,
                                         const dlk_launch* launch) {
-  return entry("cross_entropy_backward", launch, [&](Call& call) {
-    CrossEntropyBackward p;
-    p.dloss = call.input("dloss", dloss);
-    p.logits = call.input("logits", logits);
-    p.labels = call.input("labels", labels);
-    p.weight = call.optional_input("weight", weight);
-    p.dlogits = call.output("dlogits", dlogits);
-    prepare(call, p, p.dloss, read_params(params, kDefaults));
-    call.require_like(p.dlogits, p.logits);
-    call.require_same_or_disjoint(p.dlogits, p.logits);
-    for (const Tensor* in : {&p.dloss, &p.labels, &p.weight}) {
-      call.require_disjoint(p.dlogits, *in);
-    }
-    call.run(p);
-  });
+  const char* op = "cross_entropy_backward";
+  if (!dloss) return set_last_error(DLK_INVALID_ARGUMENT, op, "dloss is NULL");
+  return backward(op, dloss, logits, labels, weight, nullptr, dlogits, params, launch);
+}
+
+dlk_status_t dlk_cross_entropy_forward_backward(const DLTensor* logits, const DLTensor* labels,
+                                                const DLTensor* weight, const DLTensor* dloss,
+                                                const DLTensor* loss, const DLTensor* dlogits,
+                                                const dlk_cross_entropy_params* params,
+                                                const dlk_launch* launch) {
+  const char* op = "cross_entropy_with_grad";
+  if (!loss) return set_last_error(DLK_INVALID_ARGUMENT, op, "loss is NULL");
+  return backward(op, dloss, logits, labels, weight, loss, dlogits, params, launch);
 }

@@ -13,7 +13,7 @@ struct CrossEntropy {
   Tensor logits, labels, weight;
   dlk_reduction reduction = DLK_REDUCTION_MEAN;
   int64_t ignore_index = 0;
-  double smoothing = 0;
+  double smoothing = 0, z_loss = 0;
   int axis = 0;
 
   int64_t classes() const { return logits.shape[axis]; }
@@ -25,7 +25,9 @@ struct CrossEntropyForward : CrossEntropy {
 };
 
 struct CrossEntropyBackward : CrossEntropy {
-  Tensor dloss, dlogits;
+  Tensor dloss;    // absent: 1
+  Tensor dlogits;  // may be logits
+  Tensor loss;     // wanted too, or absent
 };
 
 // Throws INVALID_ARGUMENT for the label at flat index i of `labels` where it is out of range.

@@ -2,6 +2,10 @@ cdef extern from "dlkern/softmax.h" nogil:
     ctypedef struct dlk_softmax_params:
         uint32_t struct_size
         int32_t axis
+        double scale
+        const DLTensor* mask
+        int32_t causal
+        int32_t reserved
     dlk_status_t dlk_softmax_forward(const DLTensor*, const DLTensor*, const dlk_softmax_params*,
                                      const dlk_launch*)
     dlk_status_t dlk_log_softmax_forward(const DLTensor*, const DLTensor*,
@@ -12,12 +16,18 @@ cdef extern from "dlkern/softmax.h" nogil:
                                           const dlk_softmax_params*, const dlk_launch*)
 
 
-def softmax(x, axis, bint log, out, stream):
+cdef dlk_softmax_params softmax_params(Call call, object axis, object scale) except *:
+    return dlk_softmax_params(sizeof(dlk_softmax_params), <int32_t>integer(call, "axis", axis, 32),
+                              real(call, "scale", scale), NULL, 0, 0)
+
+
+def softmax(x, axis, scale, mask, bint causal, bint log, out, stream):
     cdef Call call = Call("log_softmax" if log else "softmax", stream)
     cdef const DLTensor* tx = call.input("x", x)
+    cdef dlk_softmax_params params = softmax_params(call, axis, scale)
+    params.mask = call.optional_input("mask", mask)
+    params.causal = causal
     cdef const DLTensor* ty = call.output_like("y", out, tx)
-    cdef dlk_softmax_params params = dlk_softmax_params(
-        sizeof(dlk_softmax_params), <int32_t>integer(call, "axis", axis, 32))
     while call.pending():
         with nogil:
             if log:
@@ -27,13 +37,12 @@ def softmax(x, axis, bint log, out, stream):
     return call.result()
 
 
-def softmax_backward(dy, y, axis, bint log, out, stream):
+def softmax_backward(dy, y, axis, scale, bint log, out, stream):
     cdef Call call = Call("log_softmax_backward" if log else "softmax_backward", stream)
     cdef const DLTensor* tdy = call.input("dy", dy)
     cdef const DLTensor* ty = call.input("y", y)
+    cdef dlk_softmax_params params = softmax_params(call, axis, scale)
     cdef const DLTensor* tdx = call.output_like("dx", out, tdy)
-    cdef dlk_softmax_params params = dlk_softmax_params(
-        sizeof(dlk_softmax_params), <int32_t>integer(call, "axis", axis, 32))
     while call.pending():
         with nogil:
             if log:
