@@ -86,7 +86,7 @@ from dlkern.layout import (
     permute,
     split,
 )
-from dlkern.loss import cross_entropy, cross_entropy_backward
+from dlkern.loss import cross_entropy, cross_entropy_backward, cross_entropy_with_grad
 from dlkern.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from dlkern.norm_batch import (
     batch_norm,
@@ -159,6 +159,7 @@ __all__ = [
     "conv_transpose_backward_weight",
     "cross_entropy",
     "cross_entropy_backward",
+    "cross_entropy_with_grad",
     "device_empty",
     "devices",
     "dropout",

@@ -48,6 +48,7 @@ def cross_entropy(
     reduction: Any,
     ignore_index: Any,
     label_smoothing: Any,
+    z_loss: Any,
     out: Any,
     stream: Any,
 ) -> Any: ...
@@ -59,7 +60,21 @@ def cross_entropy_backward(
     reduction: Any,
     ignore_index: Any,
     label_smoothing: Any,
+    z_loss: Any,
     out: Any,
+    stream: Any,
+) -> Any: ...
+def cross_entropy_with_grad(
+    logits: Any,
+    labels: Any,
+    weight: Any,
+    dloss: Any,
+    reduction: Any,
+    ignore_index: Any,
+    label_smoothing: Any,
+    z_loss: Any,
+    out: Any,
+    grad_out: Any,
     stream: Any,
 ) -> Any: ...
 

@@ -14,16 +14,17 @@ def cross_entropy(
     weight: Any = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
     reduction: str = "mean",
     out: Any = None,
     stream: Any = None,
 ) -> Any:
     r"""Cross entropy of logits against class labels.
 
-    For a row x of C logits with label t, class weights w and smoothing e:
+    For a row x of C logits with label t, class weights w, smoothing e and z-loss z:
 
-    .. math:: \mathrm{loss} = -(1 - e) \, w_t \log p_t - \frac{e}{C} \sum_c w_c \log p_c, \quad
-              p = \mathrm{softmax}(x)
+    .. math:: \mathrm{loss} = -(1 - e) \, w_t \log p_t - \frac{e}{C} \sum_c w_c \log p_c
+              + z \Big( \log \sum_c \exp x_c \Big)^2, \quad p = \mathrm{softmax}(x)
 
     Rows whose label is `ignore_index` have loss 0. Semantics are those of
     ``torch.nn.functional.cross_entropy`` with class indices.
@@ -41,6 +42,9 @@ def cross_entropy(
         Label of rows that do not count.
     label_smoothing : float
         In [0, 1].
+    z_loss : float
+        Not negative. A small one, as 1e-4, keeps the logits from drifting (Chowdhery et al.,
+        "PaLM", 2022).
     reduction : str
         "none": the rows' losses. "sum": their sum. "mean": their sum over the sum of
         :math:`w_t` of the rows that count; NaN where none does.
@@ -65,7 +69,7 @@ def cross_entropy(
         Wrong dtype, or not an array.
     """
     return _dlkern.cross_entropy(
-        logits, labels, weight, reduction, ignore_index, label_smoothing, out, stream
+        logits, labels, weight, reduction, ignore_index, label_smoothing, z_loss, out, stream
     )
 
 
@@ -77,6 +81,7 @@ def cross_entropy_backward(
     weight: Any = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
     reduction: str = "mean",
     out: Any = None,
     stream: Any = None,
@@ -84,7 +89,8 @@ def cross_entropy_backward(
     r"""Gradient of :func:`cross_entropy` with respect to the logits.
 
     .. math:: dx_c = s \left[ (1 - e) \, w_t (p_c - [c = t])
-              + \frac{e}{C} \Big( p_c \sum_k w_k - w_c \Big) \right]
+              + \frac{e}{C} \Big( p_c \sum_k w_k - w_c \Big)
+              + 2 z \log \Big( \sum_k \exp x_k \Big) p_c \right]
 
     where s is the row's dloss for "none", dloss for "sum", and dloss over the sum of the weights
     that count for "mean". Exactly 0 in rows that are ignored.
@@ -94,7 +100,7 @@ def cross_entropy_backward(
     dloss : array
         Gradient with respect to the loss, of its shape: one number per row for "none", else ().
         Of logits' dtype or, beside 16-bit logits, of float32.
-    logits, labels, weight, ignore_index, label_smoothing, reduction
+    logits, labels, weight, ignore_index, label_smoothing, z_loss, reduction
         As in the forward call.
     out : array, optional
         Receives the gradient; may be `logits` itself.
@@ -107,5 +113,63 @@ def cross_entropy_backward(
         The gradient, of the shape and dtype of `logits`.
     """
     return _dlkern.cross_entropy_backward(
-        dloss, logits, labels, weight, reduction, ignore_index, label_smoothing, out, stream
+        dloss,
+        logits,
+        labels,
+        weight,
+        reduction,
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        out,
+        stream,
+    )
+
+
+def cross_entropy_with_grad(
+    logits: Any,
+    labels: Any,
+    *,
+    weight: Any = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+    dloss: Any = None,
+    out: Any = None,
+    grad_out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Loss and gradient of :func:`cross_entropy` at once: the logits are read only once.
+
+    Parameters
+    ----------
+    logits, labels, weight, ignore_index, label_smoothing, z_loss, reduction
+        As for :func:`cross_entropy`.
+    dloss : array, optional
+        As for :func:`cross_entropy_backward`; 1 where left out.
+    out : array, optional
+        Receives the loss, as for :func:`cross_entropy`.
+    grad_out : array, optional
+        Receives the gradient; may be `logits` itself, which then costs no memory at all.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`cross_entropy`.
+
+    Returns
+    -------
+    tuple of array
+        The loss, and its gradient with respect to `logits`.
+    """
+    return _dlkern.cross_entropy_with_grad(
+        logits,
+        labels,
+        weight,
+        dloss,
+        reduction,
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        out,
+        grad_out,
+        stream,
     )

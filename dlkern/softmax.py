@@ -77,8 +77,8 @@ def log_softmax(
     .. math:: y_i = l_i - m - \log \sum_j \exp(l_j - m), \quad m = \max_j l_j, \quad
               l_i = \mathrm{scale} \, x_i + \mathrm{mask}_i
 
-    Parameters and errors are those of :func:`softmax`. Elements that are left out have y = ``-inf``,
-    and so do rows of nothing else.
+    Parameters and errors are those of :func:`softmax`. Elements that are left out have
+    y = ``-inf``, and so do rows of nothing else.
     """
     return _dlkern.softmax(x, axis, scale, mask, causal, True, out, stream)
 

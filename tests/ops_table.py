@@ -51,6 +51,10 @@ def integers(low: int, high: int, *shape: int, dtype: str = "int64") -> Make:
     return lambda rng, _: rng.integers(low, high, shape).astype(dtype)
 
 
+def booleans(*shape: int) -> Make:
+    return lambda rng, _: rng.random(shape) > 0.3
+
+
 def small(dtype: str, *shape: int) -> Make:
     """Small integers of that dtype, whose products and sums are exact."""
     return lambda rng, _: rounded(rng.integers(-4, 5, shape), dtype)
@@ -220,6 +224,19 @@ OPS = [
     Op("softmax", {"x": normal(5, 37)}, {"out": (5, 37)}),
     Op("softmax", {"x": normal(4, 9, 6)}, {"out": (4, 9, 6)}, {"axis": 1}, variant="axis"),
     Op("log_softmax", {"x": normal(5, 37)}, {"out": (5, 37)}),
+    Op(
+        "softmax",
+        {"x": normal(3, 5, 37), "mask": normal(5, 37)},
+        {"out": (3, 5, 37)},
+        {"scale": 0.5, "causal": True},
+        variant="masked",
+    ),
+    Op(
+        "log_softmax",
+        {"x": normal(5, 37), "mask": booleans(37)},
+        {"out": (5, 37)},
+        variant="masked",
+    ),
     Op("softmax_backward", {"dy": normal(5, 37), "y": positive(5, 37)}, {"out": (5, 37)}),
     Op("log_softmax_backward", {"dy": normal(5, 37), "y": normal(5, 37)}, {"out": (5, 37)}),
     # elementwise, dropout
@@ -583,6 +600,17 @@ OPS = [
         {"out": (4, 5, 3)},
         {"reduction": "none", "label_smoothing": 0.1, "ignore_index": 2},
         variant="none",
+    ),
+    Op(
+        "cross_entropy_with_grad",
+        {
+            "logits": normal(7, 5),
+            "labels": integers(0, 5, 7),
+            "weight": positive(5),
+            "dloss": normal(),
+        },
+        {"out": (), "grad_out": (7, 5)},
+        {"z_loss": 1e-2},
     ),
     Op(
         "conv",

@@ -22,25 +22,32 @@ def rows_of(logits, labels):
     return np.moveaxis(logits, axis, -1).reshape(-1, logits.shape[axis]), labels.ravel()
 
 
-def losses_f64(logits, labels, weight=None, ignore=-100, smoothing=0.0, reduction="mean"):
+def losses_f64(
+    logits, labels, weight=None, ignore=-100, smoothing=0.0, reduction="mean", z_loss=0.0
+):
     x, t = rows_of(float64(logits), labels)
     w = np.ones(x.shape[1]) if weight is None else float64(weight)
     with np.errstate(invalid="ignore", divide="ignore"):
         shifted = x - x.max(1, keepdims=True, initial=-np.inf)
-        logp = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+        log_sum = np.log(np.exp(shifted).sum(1, keepdims=True))
+        logp = shifted - log_sum
         used = t != ignore
         pick = np.where(used, t, 0)
         row_weight = np.where(used, w[pick], 0)
         loss = -(1 - smoothing) * w[pick] * np.take_along_axis(logp, pick[:, None], 1)[:, 0]
         if smoothing:
             loss = loss - smoothing / x.shape[1] * (w * logp).sum(1)
+        if z_loss:
+            loss = loss + z_loss * (x.max(1, initial=-np.inf) + log_sum[:, 0]) ** 2
         loss = np.where(used, loss, 0)
         if reduction == "none":
             return loss.reshape(labels.shape)
         return loss.sum() / (row_weight.sum() if reduction == "mean" else 1)
 
 
-def gradient_f64(dloss, logits, labels, weight=None, ignore=-100, smoothing=0.0, reduction="mean"):
+def gradient_f64(
+    dloss, logits, labels, weight=None, ignore=-100, smoothing=0.0, reduction="mean", z_loss=0.0
+):
     x, t = rows_of(float64(logits), labels)
     n, c = x.shape
     w = np.ones(c) if weight is None else float64(weight)
@@ -48,6 +55,7 @@ def gradient_f64(dloss, logits, labels, weight=None, ignore=-100, smoothing=0.0,
     pick = np.where(used, t, 0)
     row_weight = np.where(used, w[pick], 0)
     p = np.exp(x - x.max(1, keepdims=True))
+    lse = x.max(1, keepdims=True) + np.log(p.sum(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
     scale = np.broadcast_to(float64(dloss).ravel(), n).astype(float)
     if reduction == "mean":
@@ -56,6 +64,7 @@ def gradient_f64(dloss, logits, labels, weight=None, ignore=-100, smoothing=0.0,
     hot = np.arange(c) == pick[:, None]
     g = (1 - smoothing) * row_weight[:, None] * (p - hot) + smoothing / c * (p * w.sum() - w)
     size = (1 - smoothing) * row_weight[:, None] * (p + hot) + smoothing / c * (p * w.sum() + w)
+    g, size = g + 2 * z_loss * lse * p, size + np.abs(2 * z_loss * lse * p)
     g, size = (np.where(used[:, None], a * scale[:, None], 0) for a in (g, size))
     axis = 0 if logits.ndim == 1 else 1
     back = (*(s for a, s in enumerate(logits.shape) if a != axis), c)
@@ -234,6 +243,48 @@ def test_extreme_values(backend, dtype):
         assert_close(backend.numpy(loss), right, dtype, "cross_entropy", scale=np.abs(right) + 3)
 
 
+@pytest.mark.sanitize
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(7,), (9, 12), (5, 700), (3, 5001), (2, 21, 9), (4, 33000)])
+@pytest.mark.parametrize(
+    ("smoothing", "weighted", "z_loss"), [(0.0, False, 0.0), (0.2, True, 0.1), (0.2, False, 0.1)]
+)
+def test_loss_and_gradient_at_once(
+    backend, dtype, rng, shape, reduction, smoothing, weighted, z_loss
+):
+    """The very bits of the two calls, also into the logits."""
+    logits, labels, weight = case(rng, shape, dtype)
+    arrays = [backend.array(logits), backend.array(labels)]
+    options = {"reduction": reduction, "label_smoothing": smoothing, "z_loss": z_loss}
+    if weighted:
+        options["weight"] = backend.array(weight)
+    loss, dx = dlkern.cross_entropy_with_grad(*arrays, **options)
+    alone = dlkern.cross_entropy(*arrays, **options)
+    np.testing.assert_array_equal(backend.raw(loss), backend.raw(alone))
+    args = weight if weighted else None, -100, smoothing, reduction, z_loss
+    right = losses_f64(logits, labels, *args)
+    size = np.abs(right) + 3 + z_loss * 60 + (3 * labels.size if reduction == "sum" else 0)
+    assert_close(backend.numpy(loss), right, dtype, "cross_entropy", scale=size)
+    expected, size = gradient_f64(1.0, logits, labels, *args)
+    assert_close(backend.numpy(dx), expected, dtype, "cross_entropy", scale=size)
+
+    dloss = backend.array(rounded(rng.standard_normal(right.shape), dtype))
+    alone = dlkern.cross_entropy_backward(dloss, *arrays, **options)
+    _, dx = dlkern.cross_entropy_with_grad(*arrays, dloss=dloss, **options, grad_out=arrays[0])
+    assert dx is arrays[0]
+    np.testing.assert_array_equal(backend.raw(dx), backend.raw(alone))
+
+
+def test_z_loss_is_that_of_the_formula(backend, rng):
+    logits, labels, _ = case(rng, (6, 50), "float64")
+    arrays = [backend.array(logits), backend.array(labels)]
+    plain, with_z = (
+        backend.numpy(dlkern.cross_entropy(*arrays, reduction="none", z_loss=z)) for z in (0, 0.5)
+    )
+    lse = np.log(np.exp(logits).sum(1))
+    np.testing.assert_allclose(with_z - plain, np.where(labels < 0, 0, 0.5 * lse**2), rtol=1e-10)
+
+
 # ---- Edge cases ----------------------------------------------------------------------------
 
 
@@ -249,6 +300,9 @@ def test_edge_07_every_label_ignored(backend, dtype, rng, shape, smoothing):
         loss = backend.numpy(dlkern.cross_entropy(logits, labels, **options))
         np.testing.assert_array_equal(loss, 0.0 if reduction == "sum" else np.nan)
         dx = dlkern.cross_entropy_backward(one, logits, labels, **options)
+        np.testing.assert_array_equal(backend.numpy(dx), np.zeros(shape))
+        both, dx = dlkern.cross_entropy_with_grad(logits, labels, z_loss=0.1, **options)
+        np.testing.assert_array_equal(backend.numpy(both), loss)
         np.testing.assert_array_equal(backend.numpy(dx), np.zeros(shape))
 
 
@@ -343,7 +397,9 @@ def test_gradient_by_finite_differences(rng):
     for shape in ((3, 5), (2, 4, 3)):
         logits, labels, weight = case(rng, shape, "float64")
         for reduction in REDUCTIONS:
-            options = {"weight": weight, "label_smoothing": 0.2, "reduction": reduction}
+            options = {
+                "weight": weight, "label_smoothing": 0.2, "z_loss": 0.1, "reduction": reduction
+            }  # fmt: skip
 
             def forward(x, labels=labels, options=options):
                 return dlkern.cross_entropy(x, labels, **options)
@@ -389,6 +445,7 @@ T = np.zeros(3, np.int64)
          "label_smoothing is 1.5"),
         (lambda a: dlkern.cross_entropy(a(X), a(T), label_smoothing=np.nan), ValueError,
          "label_smoothing is nan"),
+        (lambda a: dlkern.cross_entropy(a(X), a(T), z_loss=-1.0), ValueError, "z_loss is -1"),
         (lambda a: dlkern.cross_entropy(a(X), a(T), ignore_index=0.5), TypeError,
          "ignore_index is 0.5"),
         (lambda a: dlkern.cross_entropy(a(X), a(T), out=a(X[:, 0])), ValueError,

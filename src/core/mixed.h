@@ -32,14 +32,14 @@ struct MixedView {
   }
   DLK_HD Acc load(int64_t i) const { return load_at(place(i)); }
   DLK_HD Acc load_or(int64_t i, Acc absent) const { return data ? load(i) : absent; }
-  DLK_HD void store(int64_t i, Acc value) const {
-    const int64_t at = place(i);
+  DLK_HD void store_at(int64_t place, Acc value) const {
     if (wide) {
-      static_cast<Acc*>(data)[at] = value;
+      static_cast<Acc*>(data)[place] = value;
     } else {
-      static_cast<T*>(data)[at] = static_cast<T>(value);
+      static_cast<T*>(data)[place] = static_cast<T>(value);
     }
   }
+  DLK_HD void store(int64_t i, Acc value) const { store_at(place(i), value); }
 };
 
 // float64 for float64, float32 for all smaller ones: Accumulator<T> at run time.

@@ -64,7 +64,7 @@ struct Rows {
   std::vector<int64_t> labels;
   Weights<T> weights;
   int64_t classes, ignore_index;
-  Acc smoothing, share;
+  Acc smoothing, share, z_loss;
 
   explicit Rows(const CrossEntropy& p)
       : labels(checked_labels(p)),
@@ -72,10 +72,37 @@ struct Rows {
         classes(p.classes()),
         ignore_index(p.ignore_index),
         smoothing(static_cast<Acc>(p.smoothing)),
-        share(static_cast<Acc>(p.smoothing) / classes) {}
+        share(static_cast<Acc>(p.smoothing) / classes),
+        z_loss(static_cast<Acc>(p.z_loss)) {}
   bool ignored(int64_t row) const { return labels[row] == ignore_index; }
   // Weight of the label's own term.
   Acc hit(int64_t row) const { return (1 - smoothing) * weights.of_class[labels[row]]; }
+  // The loss of a row, from its maximum, the logarithm of its sum of exponentials, x - max at the
+  // label, and sum_c w_c (x_c - max) where there is smoothing.
+  Acc loss(int64_t row, Acc max, Acc log_sum, Acc own, Acc spread) const {
+    const Acc lse = max + log_sum;
+    return hit(row) * (log_sum - own) + share * (weights.all * log_sum - spread) +
+           z_loss * lse * lse;
+  }
+  // What exp(x - max) is multiplied by in the gradient, for a row whose loss has gradient `scale`.
+  Acc factor(int64_t row, Acc scale, Acc max, Acc sum) const {
+    const Acc z = z_loss == 0 ? Acc(0) : 2 * z_loss * (max + std::log(sum));
+    return scale * (hit(row) + share * weights.all + z) / sum;
+  }
+};
+
+// The loss of a row x whose maximum is known, without its logarithm: that of the sum of exponentials
+// may come later, from what the gradient computes.
+template <class Acc>
+struct RowTerms {
+  Acc own, spread = 0;
+
+  template <class T>
+  RowTerms(const Rows<T>& rows, int64_t row, const Acc* x, Acc m) : own(x[rows.labels[row]] - m) {
+    if (rows.smoothing == 0) return;
+    const Acc* w = rows.weights.of_class.data();
+    spread = sum_of<Acc>(rows.classes, [&](int64_t i) { return w[i] * (x[i] - m); });
+  }
 };
 
 template <class T>
@@ -83,23 +110,35 @@ void losses_of_rows(const CrossEntropyForward& p, const Rows<T>& rows, Accumulat
   using Acc = Accumulator<T>;
   const auto index = make_index<1>({&p.logits}, ~(1u << p.axis));
   const int64_t n = rows.classes;
-  const Acc* w = rows.weights.of_class.data();
   parallel_for(p.rows(), kGrain / (n + 1), [&](int64_t begin, int64_t end) {
+    std::vector<Acc> buffer(std::is_same_v<T, Acc> ? 0 : n);
     for (int64_t row = begin; row < end; ++row) {
       if (rows.ignored(row)) continue;
       int64_t at[1];
       index.offsets(row, at);
-      std::vector<Acc> buffer(std::is_same_v<T, Acc> ? 0 : n);
       const Acc* x = read_span(p.logits.as<const T>() + at[0], 1, n, buffer.data());
       const Acc m = max_of(x, n);
+      const RowTerms<Acc> terms(rows, row, x, m);
       const Acc log_sum = std::log(sum_of<Acc>(n, [&](int64_t i) { return exp_fast(x[i] - m); }));
-      loss[row] = rows.hit(row) * (log_sum - (x[rows.labels[row]] - m));
-      if (rows.smoothing != 0) {
-        const auto term = [&](int64_t i) { return w[i] * (log_sum - (x[i] - m)); };
-        loss[row] += rows.share * sum_of<Acc>(n, term);
-      }
+      loss[row] = rows.loss(row, m, log_sum, terms.own, terms.spread);
     }
   });
+}
+
+// Of the rows of a tile whose sums of exponentials are sum[]; uses its work space 1.
+template <class T, class Acc>
+void losses_of_tile(const Rows<T>& rows, RowTile<Acc>& tile, int64_t first, const Acc* sum,
+                    Acc* loss) {
+  const Acc *w = rows.weights.of_class.data(), *spread = nullptr;
+  if (rows.smoothing != 0) {
+    spread = tile.sum(1, [&](int64_t c, Acc x, Acc m) { return w[c] * (x - m); });
+  }
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const int64_t row = first + r;
+    if (rows.ignored(row)) continue;
+    const Acc m = tile.max[r], own = tile.element[rows.labels[row]][r] - m;
+    loss[row] = rows.loss(row, m, std::log(sum[r]), own, spread ? spread[r] : Acc(0));
+  }
 }
 
 template <class T>
@@ -107,31 +146,30 @@ void losses_of_tiles(const CrossEntropyForward& p, const Rows<T>& rows, Accumula
   using Acc = Accumulator<T>;
   const int64_t n = rows.classes;
   const auto tiles = tiles_of(make_index<1>({&p.logits}, ~(1u << p.axis)), n);
-  const Acc* w = rows.weights.of_class.data();
-  parallel_for(tiles.count(), kGrain / ((n + 1) * tiles.size() + 1), [&](int64_t begin, int64_t end) {
+  const int64_t grain = kGrain / ((n + 1) * tiles.size() + 1);
+  parallel_for(tiles.count(), grain, [&](int64_t begin, int64_t end) {
     RowTile<Acc> tile(n, tiles.size());
     for (int64_t i = begin; i < end; ++i) {
       const auto block = tiles[i];
       tile.load(p.logits.as<const T>() + block.at[0], p.logits.strides[p.axis], tiles.stride(0),
                 block.n);
-      Acc* log_sum = tile.sum_exp(0);
-      for (int64_t r = 0; r < block.n; ++r) log_sum[r] = std::log(log_sum[r]);
-      for (int64_t r = 0; r < block.n; ++r) {
-        const int64_t row = block.first + r;
-        if (rows.ignored(row)) continue;
-        const Acc x = tile.element[rows.labels[row]][r];
-        loss[row] = rows.hit(row) * (log_sum[r] - (x - tile.max[r]));
-      }
-      if (rows.smoothing == 0) continue;
-      // sum_c w_c (log_sum - (x_c - max)), the two parts apart.
-      const Acc* all = tile.sum(1, [&](int64_t c, Acc x, Acc m) { return w[c] * (x - m); });
-      for (int64_t r = 0; r < block.n; ++r) {
-        const int64_t row = block.first + r;
-        if (rows.ignored(row)) continue;
-        loss[row] += rows.share * (rows.weights.all * log_sum[r] - all[r]);
-      }
+      losses_of_tile(rows, tile, block.first, tile.sum_exp(0), loss);
     }
   });
+}
+
+// Writes the loss from those of the rows.
+template <class T>
+void reduce(const CrossEntropy& p, const Rows<T>& rows, const std::vector<Accumulator<T>>& loss,
+            const Tensor& to) {
+  using Acc = Accumulator<T>;
+  const MixedView<T> out(to);
+  if (p.reduction == DLK_REDUCTION_NONE) {
+    for (int64_t row = 0; row < p.rows(); ++row) out.store(row, loss[row]);
+    return;
+  }
+  const Acc sum = sum_of<Acc>(p.rows(), [&](int64_t i) { return loss[i]; });
+  out.store(0, p.reduction == DLK_REDUCTION_SUM ? sum : sum / rows.weights.total(p, rows.labels));
 }
 
 template <class T>
@@ -144,13 +182,7 @@ void forward(const CrossEntropyForward& p) {
   } else {
     losses_of_rows<T>(p, rows, loss.data());
   }
-  const MixedView<T> out(p.loss);
-  if (p.reduction == DLK_REDUCTION_NONE) {
-    for (int64_t row = 0; row < p.rows(); ++row) out.store(row, loss[row]);
-    return;
-  }
-  const Acc sum = sum_of<Acc>(p.rows(), [&](int64_t i) { return loss[i]; });
-  out.store(0, p.reduction == DLK_REDUCTION_SUM ? sum : sum / rows.weights.total(p, rows.labels));
+  reduce<T>(p, rows, loss, p.loss);
 }
 
 // Gradients of the rows with respect to their losses.
@@ -165,11 +197,12 @@ struct Upstream {
       : dloss(p.dloss),
         per_row(p.reduction == DLK_REDUCTION_NONE),
         over(p.reduction == DLK_REDUCTION_MEAN ? rows.weights.total(p, rows.labels) : Acc(1)) {}
-  Acc operator()(int64_t row) const { return dloss.load(per_row ? row : 0) / over; }
+  Acc operator()(int64_t row) const { return dloss.load_or(per_row ? row : 0, 1) / over; }
 };
 
+// `loss`, of each row, is computed too where it is not nullptr.
 template <class T>
-void gradients_of_rows(const CrossEntropyBackward& p, const Rows<T>& rows) {
+void gradients_of_rows(const CrossEntropyBackward& p, const Rows<T>& rows, Accumulator<T>* loss) {
   using Acc = Accumulator<T>;
   const auto index = make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis));
   const int64_t n = rows.classes, stride = p.dlogits.strides[p.axis];
@@ -187,11 +220,13 @@ void gradients_of_rows(const CrossEntropyBackward& p, const Rows<T>& rows) {
       } else {
         const Acc* x = read_span(p.logits.as<const T>() + at[0], 1, n, buffer.data());
         const Acc m = max_of(x, n);
+        const RowTerms<Acc> terms(rows, row, x, m);  // before out, which may be x
         DLK_SIMD
         for (int64_t i = 0; i < n; ++i) out[i] = exp_fast(x[i] - m);
         const Acc sum = sum_of<Acc>(n, [&](int64_t i) { return out[i]; });
+        if (loss) loss[row] = rows.loss(row, m, std::log(sum), terms.own, terms.spread);
         const Acc scale = upstream(row), hit = rows.hit(row), spread = scale * rows.share;
-        const Acc factor = scale * (hit + rows.share * rows.weights.all) / sum;
+        const Acc factor = rows.factor(row, scale, m, sum);
         if (rows.smoothing == 0) {
           for (int64_t i = 0; i < n; ++i) out[i] *= factor;
         } else {
@@ -206,7 +241,7 @@ void gradients_of_rows(const CrossEntropyBackward& p, const Rows<T>& rows) {
 }
 
 template <class T>
-void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows) {
+void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows, Accumulator<T>* loss) {
   using Acc = Accumulator<T>;
   const int64_t n = rows.classes, stride = p.dlogits.strides[p.axis];
   const auto tiles = tiles_of(make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis)), n);
@@ -221,12 +256,13 @@ void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows) {
       tile.load(p.logits.as<const T>() + block.at[0], p.logits.strides[p.axis], tiles.stride(0),
                 block.n);
       Acc* factor = tile.sum_exp(0);
+      if (loss) losses_of_tile(rows, tile, block.first, factor, loss);
       for (int64_t r = 0; r < block.n; ++r) {
         const int64_t row = block.first + r;
         label[r] = rows.ignored(row) ? -1 : static_cast<int32_t>(rows.labels[row]);
         const Acc scale = label[r] < 0 ? Acc(0) : upstream(row);
         const Acc own = label[r] < 0 ? Acc(0) : rows.hit(row);
-        factor[r] = scale * (own + rows.share * rows.weights.all) / factor[r];
+        factor[r] = label[r] < 0 ? Acc(0) : rows.factor(row, scale, tile.max[r], factor[r]);
         spread[r] = scale * rows.share;
         hit[r] = scale * own;
       }
@@ -252,11 +288,14 @@ void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows) {
 template <class T>
 void backward(const CrossEntropyBackward& p) {
   const Rows<T> rows(p);
+  std::vector<Accumulator<T>> loss(p.loss ? p.rows() : 0);
+  Accumulator<T>* wanted = p.loss ? loss.data() : nullptr;
   if (in_tiles(rows.classes, p.logits.strides[p.axis])) {
-    gradients_of_tiles<T>(p, rows);
+    gradients_of_tiles<T>(p, rows, wanted);
   } else {
-    gradients_of_rows<T>(p, rows);
+    gradients_of_rows<T>(p, rows, wanted);
   }
+  if (p.loss) reduce<T>(p, rows, loss, p.loss);
 }
 
 constexpr Impl<CrossEntropyForward> kForward[] = {

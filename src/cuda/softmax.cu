@@ -8,8 +8,8 @@
 // Layout: the axis has n elements at some stride; all other dimensions together are the rows.
 // Neighbouring elements, up to 32 KB of them (on Hopper 512 KB forward and 256 KB backward), stay
 // in the registers of a team of threads: a row is read once and written once
-// (prims/row_pieces.cuh; with a mask softmax_masked.cu). Other rows: one group of threads walks one
-// row (prims/rows.cuh).
+// (prims/row_pieces.cuh; with a mask softmax_masked.cu). Longer rows go through a block in chunks,
+// twice; other rows are walked by one group of threads, twice (prims/rows.cuh).
 // Maximum and sum come from one pass (online softmax): a row is read twice and written once. Bound
 // by memory. Sums in float32 (float64 for float64), in an order fixed by n and by whether the axis
 // is the last: a row's bits do not depend on the other rows.
@@ -20,6 +20,7 @@
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
 #include "cuda/prims/row_pieces.cuh"
+#include "cuda/prims/row_prefetch.cuh"
 #include "cuda/prims/rows.cuh"
 #include "cuda/prims/softmax.cuh"
 #include "cuda/softmax.h"
@@ -39,7 +40,8 @@ struct Args {
 
 // ---- Gradient of an element --------------------------------------------------------------------
 
-// What element (g, y) adds to the sum of its row, and the gradient from that sum. y of an element that
+// What element (g, y) adds to the sum of its row, and the gradient from that sum (exp_y = exp(y) for
+// the logarithm). y of an element that
 // was left out: 0, in the logarithm -inf.
 template <bool kLog, class Acc>
 __device__ __forceinline__ bool is_left_out(Acc y) {
@@ -49,9 +51,9 @@ template <bool kLog, class Acc>
 __device__ __forceinline__ Acc summand(Acc g, Acc y) {
   return is_left_out<kLog>(y) ? Acc(0) : kLog ? g : g * y;
 }
-template <bool kLog, class T, class Acc>
-__device__ __forceinline__ Acc gradient(Acc g, Acc y, Acc sum, Acc scale) {
-  const Acc v = kLog ? g - SoftmaxExp<T>()(y) * sum : y * (g - sum);
+template <bool kLog, class Acc>
+__device__ __forceinline__ Acc gradient(Acc g, Acc y, Acc sum, Acc scale, Acc exp_y) {
+  const Acc v = kLog ? g - exp_y * sum : y * (g - sum);
   return is_left_out<kLog>(y) ? Acc(0) : scale * v;
 }
 
@@ -65,6 +67,7 @@ struct Mask {
   int64_t stride;   // along the axis
   int64_t queries;  // rows that a causal mask counts; 0: there is none
 
+  __device__ bool is_any() const { return data != nullptr || queries > 0; }
   __device__ Acc load(int64_t at) const {
     switch (dtype) {
       case DType::kFloat64:
@@ -91,9 +94,10 @@ struct Mask {
   }
 };
 
-template <class T, Group kGroup, bool kMasked>
+template <class T, Group kGroup>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    softmax_forward_kernel(const T* x, T* y, Args<T, 3> args, Mask<Accumulator<T>> mask, bool log_) {
+    softmax_walked_kernel(const T* x, T* y, const DLK_GRID_CONSTANT Args<T, 3> args,
+                          const DLK_GRID_CONSTANT Mask<Accumulator<T>> mask, bool log_) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   for (int64_t row = team.row; row < args.rows.numel; row += team.row_step) {
@@ -101,12 +105,12 @@ __global__ void __launch_bounds__(kMaxRowThreads)
     args.rows.offsets(row, at);
     const auto logit = [&](int64_t i) {
       const Acc v = static_cast<Acc>(x[at[0] + i * args.stride[0]]) * args.scale;
-      return kMasked ? mask.logit(v, at[2], row, i, args.n) : v;
+      return mask.is_any() ? mask.logit(v, at[2], row, i, args.n) : v;
     };
     const auto sums = softmax_sums(team, args.n, logit);
     const Acc sum = sums.defined_sum();
     Acc factor = log_ ? log(sum) : 1 / sum;
-    if (kMasked && sums.sum == 0) factor = 0;  // nothing but -inf: 0, and -inf in the logarithm
+    if (mask.is_any() && sums.sum == 0) factor = 0;  // only -inf: 0, and -inf in the logarithm
     for (int64_t i = team.rank; i < args.n; i += team.size) {
       const Acc v = logit(i) - sums.max;
       y[at[1] + i * args.stride[1]] = static_cast<T>(log_ ? v - factor : exp_of(v) * factor);
@@ -114,175 +118,371 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   }
 }
 
-template <class T, Group kGroup, bool kLog>
+template <class T, Group kGroup>
 __global__ void __launch_bounds__(kMaxRowThreads)
-    softmax_backward_kernel(const T* dy, const T* y, T* dx, Args<T, 3> args) {
+    softmax_backward_walked_kernel(const T* dy, const T* y, T* dx,
+                                   const DLK_GRID_CONSTANT Args<T, 3> args, bool log_) {
   using Acc = Accumulator<T>;
   const Team<kGroup> team;
   for (int64_t row = team.row; row < args.rows.numel; row += team.row_step) {
     int64_t at[3];
     args.rows.offsets(row, at);
-    Acc sum = 0;
+    const auto load = [&](int64_t i, Acc& g, Acc& v) {
+      g = static_cast<Acc>(dy[at[0] + i * args.stride[0]]);
+      v = static_cast<Acc>(y[at[1] + i * args.stride[1]]);
+    };
+    Acc sum = 0, g, v;
     for (int64_t i = team.rank; i < args.n; i += team.size) {
-      sum += summand<kLog>(static_cast<Acc>(dy[at[0] + i * args.stride[0]]),
-                           static_cast<Acc>(y[at[1] + i * args.stride[1]]));
+      load(i, g, v);
+      sum += log_ ? summand<true>(g, v) : summand<false>(g, v);
     }
     sum = team.reduce(sum, Sum{}, Acc(0));
     for (int64_t i = team.rank; i < args.n; i += team.size) {
-      const Acc g = static_cast<Acc>(dy[at[0] + i * args.stride[0]]);
-      const Acc v = static_cast<Acc>(y[at[1] + i * args.stride[1]]);
-      dx[at[2] + i * args.stride[2]] = static_cast<T>(gradient<kLog, T>(g, v, sum, args.scale));
+      load(i, g, v);
+      dx[at[2] + i * args.stride[2]] =
+          static_cast<T>(log_ ? gradient<true>(g, v, sum, args.scale, exp_of(v))
+                              : gradient<false>(g, v, sum, args.scale, Acc(0)));
     }
   }
 }
 
 // ---- Rows in registers -------------------------------------------------------------------------
 
-template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
-    softmax_forward_registers_kernel(const T* x, T* y, const Args<T, 2> args, int team_size,
-                                     int align_x, int align_y) {
+// y in place of x, of a row in registers. All of the block must call it.
+template <bool kLog, class T, int kItems, bool kBlocks>
+__device__ __forceinline__ void compute(RowTeam<kBlocks>& team, RowPieces<T, kItems>& row,
+                                        Accumulator<T> scale) {
   using Acc = Accumulator<T>;
-  RowTeam<kBlocks> team(team_size);
-  const bool there = team.row < args.rows.numel;
-  int64_t at[2];
-  args.rows.offsets(there ? team.row : 0, at);
-  RowPieces<T, kItems> row;
-  row.load(x + at[0], there ? args.n : 0, team, align_x, static_cast<T>(-INFINITY));
-  const SoftmaxExp<T> exp(args.scale);
+  const SoftmaxExp<T> exp(scale);
   const auto sums = softmax_sums(team, row, exp);
   const Acc sum = sums.defined_sum(), max = sums.max, factor = kLog ? log(sum) : 1 / sum;
   row.assign([&](T value, int) {
     const Acc v = static_cast<Acc>(value) - max;
-    return kLog ? v * args.scale - factor : exp(v) * factor;
+    return kLog ? v * scale - factor : exp(v) * factor;
   });
-  row.store(y + at[1], there ? args.n : 0, team, align_y);
+}
+
+template <class T, int kItems, bool kLog>
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+    softmax_registers_kernel(const T* x, T* y, const DLK_GRID_CONSTANT Args<T, 2> args,
+                             int team_size, int align_x, int align_y) {
+  RowTeam<false> team(team_size);
+  const bool there = team.row < args.rows.numel;
+  const int n = there ? static_cast<int>(args.n) : 0;
+  int64_t at[2];
+  args.rows.offsets(there ? team.row : 0, at);
+  RowPieces<T, kItems> row;
+  row.load(x + at[0], n, team, align_x, static_cast<T>(-INFINITY));
+  compute<kLog>(team, row, args.scale);
+  row.store(y + at[1], n, team, align_y);
+}
+
+template <class T, bool kBlocks, bool kLog>
+__global__ void __launch_bounds__(kRowThreads, 1)
+    softmax_long_kernel(const T* x, T* y, const DLK_GRID_CONSTANT Args<T, 2> args, int team_size,
+                        int align_x, int align_y) {
+  RowTeam<kBlocks> team(team_size);
+  const int n = static_cast<int>(args.n);
+  using Row = RowPieces<T, kLongItems>;
+  for_rows<Row>(
+      team, args.rows.numel,
+      [&](int64_t number, Row& row) {
+        int64_t at[2];
+        args.rows.offsets(number, at);
+        row.load(x + at[0], n, team, align_x, static_cast<T>(-INFINITY));
+      },
+      [&](int64_t number, Row& row) {
+        compute<kLog>(team, row, args.scale);
+        int64_t at[2];
+        args.rows.offsets(number, at);
+        row.store(y + at[1], n, team, align_y);
+      });
   team.end();
 }
 
-template <class T, int kItems, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
-    softmax_backward_registers_kernel(const T* dy, const T* y, T* dx, const Args<T, 3> args,
-                                      int team_size, int align_dy, int align_y, int align_dx) {
+// ---- Rows in registers, backward ---------------------------------------------------------------
+
+template <class T, int kItems>
+struct HeldPair {
+  RowPieces<T, kItems> dy, y;
+};
+
+// dx in place of dy.
+template <bool kLog, class T, int kItems, bool kBlocks>
+__device__ __forceinline__ void compute(RowTeam<kBlocks>& team, HeldPair<T, kItems>& row,
+                                        Accumulator<T> scale) {
   using Acc = Accumulator<T>;
-  RowTeam<kBlocks> team(team_size);
-  const bool there = team.row < args.rows.numel;
-  int64_t at[3];
-  args.rows.offsets(there ? team.row : 0, at);
-  RowPieces<T, kItems> of_dy, of_y;
-  of_dy.load(dy + at[0], there ? args.n : 0, team, align_dy, T(0.0f));
-  of_y.load(y + at[1], there ? args.n : 0, team, align_y, static_cast<T>(kLog ? -INFINITY : 0.0f));
   Acc sum = 0;
 #pragma unroll
-  for (int i = 0; i < kItems * kPiece<T>; ++i) {
-    sum += summand<kLog>(static_cast<Acc>(of_dy.get(i)), static_cast<Acc>(of_y.get(i)));
+  for (int k = 0; k < row.y.kElements; ++k) {
+    sum += summand<kLog>(static_cast<Acc>(row.dy.get(k)), static_cast<Acc>(row.y.get(k)));
   }
   sum = team.reduce(sum, Sum{}, Acc(0));
-  of_dy.forget(), of_y.forget();
-  of_dy.assign([&](T value, int k) {
-    const Acc v = static_cast<Acc>(of_y.get(k));
-    return gradient<kLog, T>(static_cast<Acc>(value), v, sum, args.scale);
+  row.dy.forget(), row.y.forget();
+  row.dy.assign([&](T value, int k) {
+    const Acc v = static_cast<Acc>(row.y.get(k)), exp_y = kLog ? SoftmaxExp<T>()(v) : Acc(0);
+    return gradient<kLog>(static_cast<Acc>(value), v, sum, scale, exp_y);
   });
-  of_dy.store(dx + at[2], there ? args.n : 0, team, align_dx);
+}
+
+template <class T, int kItems, bool kLog>
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+    softmax_backward_registers_kernel(const T* dy, const T* y, T* dx,
+                                      const DLK_GRID_CONSTANT Args<T, 3> args, int team_size,
+                                      int align_dy, int align_y, int align_dx) {
+  RowTeam<false> team(team_size);
+  const bool there = team.row < args.rows.numel;
+  const int n = there ? static_cast<int>(args.n) : 0;
+  int64_t at[3];
+  args.rows.offsets(there ? team.row : 0, at);
+  HeldPair<T, kItems> row;
+  row.dy.load(dy + at[0], n, team, align_dy, T(0.0f));
+  row.y.load(y + at[1], n, team, align_y, static_cast<T>(kLog ? -INFINITY : 0.0f));
+  compute<kLog>(team, row, args.scale);
+  row.dy.store(dx + at[2], n, team, align_dx);
+}
+
+template <class T, bool kBlocks, bool kLog>
+__global__ void __launch_bounds__(kRowThreads, 1)
+    softmax_backward_long_kernel(const T* dy, const T* y, T* dx,
+                                 const DLK_GRID_CONSTANT Args<T, 3> args, int team_size,
+                                 int align_dy, int align_y, int align_dx) {
+  RowTeam<kBlocks> team(team_size);
+  const int n = static_cast<int>(args.n);
+  using Row = HeldPair<T, kLongItems / 2>;
+  for_rows<Row>(
+      team, args.rows.numel,
+      [&](int64_t number, Row& row) {
+        int64_t at[3];
+        args.rows.offsets(number, at);
+        row.dy.load(dy + at[0], n, team, align_dy, T(0.0f));
+        row.y.load(y + at[1], n, team, align_y, static_cast<T>(kLog ? -INFINITY : 0.0f));
+      },
+      [&](int64_t number, Row& row) {
+        compute<kLog>(team, row, args.scale);
+        int64_t at[3];
+        args.rows.offsets(number, at);
+        row.dy.store(dx + at[2], n, team, align_dx);
+      });
   team.end();
+}
+
+// ---- Rows in chunks ----------------------------------------------------------------------------
+
+template <class T, bool kLog>
+__global__ void __launch_bounds__(kChunkThreads, sizeof(T) == 8 ? 2 : 3)
+    softmax_chunks_kernel(const T* x, T* y, const DLK_GRID_CONSTANT Args<T, 2> args, int align_x,
+                          int align_y) {
+  using Acc = Accumulator<T>;
+  RowTeam<false> team(kChunkThreads);
+  int64_t at[2];
+  args.rows.offsets(team.row, at);
+  const SoftmaxExp<T> exp(args.scale);
+  const auto sums = softmax_sums(team, x + at[0], args.n, align_x, exp);
+  const Acc sum = sums.defined_sum(), max = sums.max, factor = kLog ? log(sum) : 1 / sum;
+  for_chunks(team, x + at[0], args.n, align_x, T(0.0f),
+             [&](int64_t first, int count, RowChunk<T>& chunk) {
+               chunk.assign([&](T value, int) {
+                 const Acc v = static_cast<Acc>(value) - max;
+                 return kLog ? v * args.scale - factor : exp(v) * factor;
+               });
+               chunk.store(y + at[1] + first, count, team, align_y);
+             });
+}
+
+template <class T, bool kLog>
+__global__ void __launch_bounds__(kChunkThreads, 2)
+    softmax_backward_chunks_kernel(const T* dy, const T* y, T* dx,
+                                   const DLK_GRID_CONSTANT Args<T, 3> args, int align_dy,
+                                   int align_y, int align_dx) {
+  using Acc = Accumulator<T>;
+  RowTeam<false> team(kChunkThreads);
+  int64_t at[3];
+  args.rows.offsets(team.row, at);
+  const T left_out = static_cast<T>(kLog ? -INFINITY : 0.0f);
+  const auto walk = [&](auto&& f) {  // f(place, number, chunk of dy, chunk of y)
+    for_chunks(team, dy + at[0], args.n, align_dy, T(0.0f),
+               [&](int64_t first, int count, RowChunk<T>& of_dy) {
+                 RowChunk<T> of_y;
+                 of_y.load(y + at[1] + first, count, team, align_y, left_out);
+                 f(first, count, of_dy, of_y);
+               });
+  };
+  Acc sum = 0;
+  walk([&](int64_t, int, RowChunk<T>& of_dy, RowChunk<T>& of_y) {
+#pragma unroll
+    for (int k = 0; k < of_dy.kElements; ++k) {
+      sum += summand<kLog>(static_cast<Acc>(of_dy.get(k)), static_cast<Acc>(of_y.get(k)));
+    }
+  });
+  sum = team.reduce(sum, Sum{}, Acc(0));
+  walk([&](int64_t first, int count, RowChunk<T>& of_dy, RowChunk<T>& of_y) {
+    of_dy.assign([&](T value, int k) {
+      const Acc v = static_cast<Acc>(of_y.get(k)), exp_y = kLog ? SoftmaxExp<T>()(v) : Acc(0);
+      return gradient<kLog>(static_cast<Acc>(value), v, sum, args.scale, exp_y);
+    });
+    of_dy.store(dx + at[2] + first, count, team, align_dx);
+  });
+}
+
+// ---- Launch ------------------------------------------------------------------------------------
+
+template <class T, int N>
+Args<T, N> args_of(const Tensor* const (&tensors)[N], int axis, double scale) {
+  Args<T, N> args{make_index<N>(tensors, ~(1u << axis)), tensors[0]->shape[axis], {},
+                  static_cast<Accumulator<T>>(scale)};
+  for (int i = 0; i < N; ++i) args.stride[i] = *tensors[i] ? tensors[i]->strides[axis] : 0;
+  return args;
+}
+// The alignment of the rows of tensor number i.
+template <class T, int N>
+int alignment(const Args<T, N>& args, const Tensor& t, int i) {
+  return row_alignment(t.data, args.rows, i, sizeof(T));
 }
 
 template <class T>
 void launch_forward_registers(const SoftmaxForward& p, const Launch& launch) {
-  const Args<T, 2> args{make_index<2>({&p.x, &p.y}, ~(1u << p.axis)),
-                        p.length(),
-                        {1, 1},
-                        static_cast<Accumulator<T>>(p.scale)};
-  const RowPlan plan = plan_row(args.n, kPiece<T>);
-  const auto align = [&](const Tensor& t, int which) {
-    return row_alignment(t.data, args.rows, which, sizeof(T));
+  const auto args = args_of<T, 2>({&p.x, &p.y}, p.axis, p.scale);
+  const RowPlan plan = plan_row(args.n, kPiece<T>, 4);
+  const auto pick = [&]<bool kLog>() {
+    return plan.items == 2 ? softmax_registers_kernel<T, 2, kLog>
+                           : softmax_registers_kernel<T, 4, kLog>;
   };
-  const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
-    return p.log ? softmax_forward_registers_kernel<T, kItems, kBlocks, true>
-                 : softmax_forward_registers_kernel<T, kItems, kBlocks, false>;
+  launch_rows(p.log ? pick.template operator()<true>() : pick.template operator()<false>(), plan,
+              args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), args, plan.size,
+              alignment(args, p.x, 0), alignment(args, p.y, 1));
+}
+template <class T>
+void launch_forward_long(const SoftmaxForward& p, const Launch& launch) {
+  const auto args = args_of<T, 2>({&p.x, &p.y}, p.axis, p.scale);
+  const RowPlan plan = plan_long_row(args.n, kPiece<T>, kLongItems);
+  const auto pick = [&]<bool kLog>() {
+    return plan.blocks() == 1 ? softmax_long_kernel<T, false, kLog>
+                              : softmax_long_kernel<T, true, kLog>;
+  };
+  launch_long_rows(p.log ? pick.template operator()<true>() : pick.template operator()<false>(),
+                   plan, args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), args, plan.size,
+                   alignment(args, p.x, 0), alignment(args, p.y, 1));
+}
+template <class T>
+void launch_forward_chunks(const SoftmaxForward& p, const Launch& launch) {
+  const auto args = args_of<T, 2>({&p.x, &p.y}, p.axis, p.scale);
+  launch_chunks(p.log ? softmax_chunks_kernel<T, true> : softmax_chunks_kernel<T, false>,
+                args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), args,
+                alignment(args, p.x, 0), alignment(args, p.y, 1));
+}
+template <class T>
+void launch_forward_walked(const SoftmaxForward& p, const Launch& launch) {
+  const auto args = args_of<T, 3>({&p.x, &p.y, &p.mask}, p.axis, p.scale);
+  const Mask<Accumulator<T>> mask{p.mask ? p.mask.data : nullptr, p.mask.dtype, p.mask_stride(),
+                                  p.causal ? p.x.shape[p.axis - 1] : 0};
+  const RowConfig config = pick_rows(args.n, p.axis == p.x.ndim - 1);
+  const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
+  dispatch_group(config.group, [&]<Group kGroup>() {
+    launch_kernel(softmax_walked_kernel<T, kGroup>, grid, config.threads, 0, launch.stream,
+                  p.x.as<T>(), p.y.as<T>(), args, mask, p.log);
   });
-  launch_rows(kernel, plan, args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), args,
-              plan.size, align(p.x, 0), align(p.y, 1));
 }
 
 template <class T>
 void launch_backward_registers(const SoftmaxBackward& p, const Launch& launch) {
-  const Args<T, 3> args{make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)),
-                        p.dy.shape[p.axis],
-                        {1, 1, 1},
-                        static_cast<Accumulator<T>>(p.scale)};
+  const auto args = args_of<T, 3>({&p.dy, &p.y, &p.dx}, p.axis, p.scale);
   const RowPlan plan = plan_row(args.n, kPiece<T>, 4);
-  const auto align = [&](const Tensor& t, int which) {
-    return row_alignment(t.data, args.rows, which, sizeof(T));
+  const auto pick = [&]<bool kLog>() {
+    return plan.items == 2 ? softmax_backward_registers_kernel<T, 2, kLog>
+                           : softmax_backward_registers_kernel<T, 4, kLog>;
   };
-  const auto kernel = pick_row_kernel<4>(plan, [&]<int kItems, bool kBlocks>() {
-    return p.log ? softmax_backward_registers_kernel<T, kItems, kBlocks, true>
-                 : softmax_backward_registers_kernel<T, kItems, kBlocks, false>;
-  });
-  launch_rows(kernel, plan, args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(),
-              args, plan.size, align(p.dy, 0), align(p.y, 1), align(p.dx, 2));
+  launch_rows(p.log ? pick.template operator()<true>() : pick.template operator()<false>(), plan,
+              args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(), args,
+              plan.size, alignment(args, p.dy, 0), alignment(args, p.y, 1),
+              alignment(args, p.dx, 2));
 }
-
 template <class T>
-void launch_forward(const SoftmaxForward& p, const Launch& launch) {
-  using Acc = Accumulator<T>;
-  const Args<T, 3> args{make_index<3>({&p.x, &p.y, &p.mask}, ~(1u << p.axis)),
-                        p.length(),
-                        {p.x.strides[p.axis], p.y.strides[p.axis], 0},
-                        static_cast<Acc>(p.scale)};
-  const Mask<Acc> mask{p.mask ? p.mask.data : nullptr, p.mask.dtype, p.mask_stride(),
-                       p.causal ? p.x.shape[p.axis - 1] : 0};
-  const RowConfig config = pick_rows(args.n, p.axis == p.x.ndim - 1);
-  const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
-  dispatch_group(config.group, [&]<Group kGroup>() {
-    launch_kernel(p.is_masked() ? softmax_forward_kernel<T, kGroup, true>
-                                : softmax_forward_kernel<T, kGroup, false>,
-                  grid, config.threads, 0, launch.stream, p.x.as<T>(), p.y.as<T>(), args, mask,
-                  p.log);
-  });
+void launch_backward_long(const SoftmaxBackward& p, const Launch& launch) {
+  const auto args = args_of<T, 3>({&p.dy, &p.y, &p.dx}, p.axis, p.scale);
+  const RowPlan plan = plan_long_row(args.n, kPiece<T>, kLongItems / 2);
+  const auto pick = [&]<bool kLog>() {
+    return plan.blocks() == 1 ? softmax_backward_long_kernel<T, false, kLog>
+                              : softmax_backward_long_kernel<T, true, kLog>;
+  };
+  launch_long_rows(p.log ? pick.template operator()<true>() : pick.template operator()<false>(),
+                   plan, args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(),
+                   args, plan.size, alignment(args, p.dy, 0), alignment(args, p.y, 1),
+                   alignment(args, p.dx, 2));
 }
-
 template <class T>
-void launch_backward(const SoftmaxBackward& p, const Launch& launch) {
-  const Args<T, 3> args{make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)),
-                        p.dy.shape[p.axis],
-                        {p.dy.strides[p.axis], p.y.strides[p.axis], p.dx.strides[p.axis]},
-                        static_cast<Accumulator<T>>(p.scale)};
+void launch_backward_chunks(const SoftmaxBackward& p, const Launch& launch) {
+  const auto args = args_of<T, 3>({&p.dy, &p.y, &p.dx}, p.axis, p.scale);
+  launch_chunks(
+      p.log ? softmax_backward_chunks_kernel<T, true> : softmax_backward_chunks_kernel<T, false>,
+      args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(), args,
+      alignment(args, p.dy, 0), alignment(args, p.y, 1), alignment(args, p.dx, 2));
+}
+template <class T>
+void launch_backward_walked(const SoftmaxBackward& p, const Launch& launch) {
+  const auto args = args_of<T, 3>({&p.dy, &p.y, &p.dx}, p.axis, p.scale);
   const RowConfig config = pick_rows(args.n, p.axis == p.dy.ndim - 1);
   const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
   dispatch_group(config.group, [&]<Group kGroup>() {
-    launch_kernel(p.log ? softmax_backward_kernel<T, kGroup, true>
-                        : softmax_backward_kernel<T, kGroup, false>,
-                  grid, config.threads, 0, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(),
-                  args);
+    launch_kernel(softmax_backward_walked_kernel<T, kGroup>, grid, config.threads, 0,
+                  launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(), args, p.log);
   });
 }
 
 constexpr Impl<SoftmaxForward> kForward[] = {
     {"registers",
      [](const SoftmaxForward& p) {
-       return p.is_masked() ? "there is a mask" : not_in_registers({&p.x, &p.y}, p.axis);
+       return p.is_masked() ? "there is a mask" : not_in_a_block({&p.x, &p.y}, p.axis, 4);
      },
      nullptr,
      [](const SoftmaxForward& p, const Launch& launch) {
        dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward_registers<T>(p, launch); });
      }},
+    {"long_rows",
+     [](const SoftmaxForward& p) {
+       return p.is_masked() ? "there is a mask" : not_long_rows({&p.x, &p.y}, p.axis, kLongItems);
+     },
+     nullptr,
+     [](const SoftmaxForward& p, const Launch& launch) {
+       dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward_long<T>(p, launch); });
+     }},
     {"masked_registers", masked_not_in_registers, nullptr, launch_masked_registers},
+    {"chunks",
+     [](const SoftmaxForward& p) {
+       return p.is_masked() ? "there is a mask" : not_in_chunks({&p.x, &p.y}, p.axis);
+     },
+     nullptr,
+     [](const SoftmaxForward& p, const Launch& launch) {
+       dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward_chunks<T>(p, launch); });
+     }},
     {"online_rows", supports_all, nullptr,
      [](const SoftmaxForward& p, const Launch& launch) {
-       dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward<T>(p, launch); });
+       dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward_walked<T>(p, launch); });
      }},
 };
 constexpr Impl<SoftmaxBackward> kBackward[] = {
     {"registers",
-     [](const SoftmaxBackward& p) { return not_in_registers({&p.dy, &p.y, &p.dx}, p.axis, 4); },
+     [](const SoftmaxBackward& p) { return not_in_a_block({&p.dy, &p.y, &p.dx}, p.axis, 4); },
      nullptr,
      [](const SoftmaxBackward& p, const Launch& launch) {
        dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_registers<T>(p, launch); });
      }},
+    {"long_rows",
+     [](const SoftmaxBackward& p) {
+       return not_long_rows({&p.dy, &p.y, &p.dx}, p.axis, kLongItems / 2);
+     },
+     nullptr,
+     [](const SoftmaxBackward& p, const Launch& launch) {
+       dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_long<T>(p, launch); });
+     }},
+    {"chunks",
+     [](const SoftmaxBackward& p) { return not_in_chunks({&p.dy, &p.y, &p.dx}, p.axis); }, nullptr,
+     [](const SoftmaxBackward& p, const Launch& launch) {
+       dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_chunks<T>(p, launch); });
+     }},
     {"rows", supports_all, nullptr,
      [](const SoftmaxBackward& p, const Launch& launch) {
-       dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward<T>(p, launch); });
+       dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_walked<T>(p, launch); });
      }},
 };
 

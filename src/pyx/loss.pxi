@@ -4,12 +4,16 @@ cdef extern from "dlkern/loss.h" nogil:
         int32_t reduction
         int64_t ignore_index
         double label_smoothing
+        double z_loss
     dlk_status_t dlk_cross_entropy_forward(
         const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
         const dlk_cross_entropy_params*, const dlk_launch*)
     dlk_status_t dlk_cross_entropy_backward(
         const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
         const dlk_cross_entropy_params*, const dlk_launch*)
+    dlk_status_t dlk_cross_entropy_forward_backward(
+        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
+        const DLTensor*, const dlk_cross_entropy_params*, const dlk_launch*)
 
 
 cdef dict _reductions = {
@@ -17,27 +21,39 @@ cdef dict _reductions = {
 }
 
 
-cdef dlk_cross_entropy_params cross_entropy_params(
-        Call call, object reduction, object ignore_index, object label_smoothing) except *:
+cdef int32_t reduction_of(Call call, object reduction) except -1:
     known = _reductions.get(reduction) if isinstance(reduction, str) else None
     if known is None:
         raise ValueError(f"{call.op}: reduction is {reduction!r}, expected one of "
                          f"{', '.join(_reductions)}")
+    return known
+
+
+# Of all rows, as labels has them, or of their sum.
+cdef const DLTensor* loss_output(Call call, object out, const DLTensor* labels, int32_t reduction,
+                                 DLDataType dtype) except NULL:
+    return call.output("loss", out, labels.ndim if reduction == DLK_REDUCTION_NONE else 0,
+                       labels.shape, dtype)
+
+
+cdef dlk_cross_entropy_params cross_entropy_params(
+        Call call, object reduction, object ignore_index, object label_smoothing,
+        object z_loss) except *:
     return dlk_cross_entropy_params(
-        sizeof(dlk_cross_entropy_params), known, integer(call, "ignore_index", ignore_index),
-        real(call, "label_smoothing", label_smoothing))
+        sizeof(dlk_cross_entropy_params), reduction_of(call, reduction),
+        integer(call, "ignore_index", ignore_index),
+        real(call, "label_smoothing", label_smoothing), real(call, "z_loss", z_loss))
 
 
-def cross_entropy(logits, labels, weight, reduction, ignore_index, label_smoothing, out, stream):
+def cross_entropy(logits, labels, weight, reduction, ignore_index, label_smoothing, z_loss, out,
+                  stream):
     cdef Call call = Call("cross_entropy", stream)
     cdef const DLTensor* tlogits = call.input("logits", logits)
     cdef const DLTensor* tlabels = call.input("labels", labels)
     cdef const DLTensor* tweight = call.optional_input("weight", weight)
     cdef dlk_cross_entropy_params params = cross_entropy_params(
-        call, reduction, ignore_index, label_smoothing)
-    cdef const DLTensor* tloss = call.output(
-        "loss", out, tlabels.ndim if params.reduction == DLK_REDUCTION_NONE else 0, tlabels.shape,
-        tlogits.dtype)
+        call, reduction, ignore_index, label_smoothing, z_loss)
+    cdef const DLTensor* tloss = loss_output(call, out, tlabels, params.reduction, tlogits.dtype)
     while call.pending():
         with nogil:
             call.status = dlk_cross_entropy_forward(tlogits, tlabels, tweight, tloss, &params,
@@ -46,17 +62,36 @@ def cross_entropy(logits, labels, weight, reduction, ignore_index, label_smoothi
 
 
 def cross_entropy_backward(dloss, logits, labels, weight, reduction, ignore_index, label_smoothing,
-                           out, stream):
+                           z_loss, out, stream):
     cdef Call call = Call("cross_entropy_backward", stream)
     cdef const DLTensor* tdloss = call.input("dloss", dloss)
     cdef const DLTensor* tlogits = call.input("logits", logits)
     cdef const DLTensor* tlabels = call.input("labels", labels)
     cdef const DLTensor* tweight = call.optional_input("weight", weight)
     cdef dlk_cross_entropy_params params = cross_entropy_params(
-        call, reduction, ignore_index, label_smoothing)
+        call, reduction, ignore_index, label_smoothing, z_loss)
     cdef const DLTensor* tdlogits = call.output_like("dlogits", out, tlogits)
     while call.pending():
         with nogil:
             call.status = dlk_cross_entropy_backward(tdloss, tlogits, tlabels, tweight, tdlogits,
                                                      &params, &call.launch)
+    return call.result()
+
+
+def cross_entropy_with_grad(logits, labels, weight, dloss, reduction, ignore_index, label_smoothing,
+                            z_loss, out, grad_out, stream):
+    cdef Call call = Call("cross_entropy_with_grad", stream)
+    cdef const DLTensor* tlogits = call.input("logits", logits)
+    cdef const DLTensor* tlabels = call.input("labels", labels)
+    cdef const DLTensor* tweight = call.optional_input("weight", weight)
+    cdef const DLTensor* tdloss = call.optional_input("dloss", dloss)
+    cdef dlk_cross_entropy_params params = cross_entropy_params(
+        call, reduction, ignore_index, label_smoothing, z_loss)
+    cdef const DLTensor* tloss = loss_output(call, out, tlabels, params.reduction, tlogits.dtype)
+    cdef const DLTensor* tdlogits = call.output("dlogits", grad_out, tlogits.ndim, tlogits.shape,
+                                                tlogits.dtype, "grad_out")
+    while call.pending():
+        with nogil:
+            call.status = dlk_cross_entropy_forward_backward(
+                tlogits, tlabels, tweight, tdloss, tloss, tdlogits, &params, &call.launch)
     return call.result()

@@ -193,16 +193,40 @@ inline const char* not_in_registers(int64_t rows, int64_t n, int piece, int most
   if (ceil_div(rows, plan.teams()) > INT32_MAX / plan.blocks()) return "too many rows";
   return nullptr;
 }
-// The same for rows along `axis` of each of the tensors.
+// Why the elements along `axis` of the tensors are not rows of neighbours. An axis with none but
+// axes of extent 1 behind it is not: with more of those it would not be, and a row's bits must not
+// depend on that.
+inline const char* not_neighbours(std::initializer_list<const Tensor*> tensors, int axis) {
+  const Tensor& first = **tensors.begin();
+  int64_t inside = 1;
+  for (int d = axis + 1; d < first.ndim; ++d) inside *= first.shape[d];
+  if (axis + 1 < first.ndim && inside == 1) return "the axis is not the last one";
+  for (const Tensor* t : tensors) {
+    if (t->strides[axis] != 1 && first.shape[axis] != 1) {
+      return "the axis does not have neighbouring elements";
+    }
+  }
+  return nullptr;
+}
+// Why rows along `axis` of the tensors cannot stay in registers.
 inline const char* not_in_registers(std::initializer_list<const Tensor*> tensors, int axis,
                                     int most_items = 8) {
   const Tensor& first = **tensors.begin();
   const int64_t n = first.shape[axis];
-  for (const Tensor* t : tensors) {
-    if (t->strides[axis] != 1 && n != 1) return "the axis does not have neighbouring elements";
-  }
+  if (const char* reason = not_neighbours(tensors, axis)) return reason;
   return not_in_registers(n > 0 ? first.numel() / n : 0, n,
                           static_cast<int>(16 / dtype_size(first.dtype)), most_items);
+}
+
+// The same where a row is a block's at most.
+inline const char* not_in_a_block(std::initializer_list<const Tensor*> tensors, int axis,
+                                  int most_items) {
+  const Tensor& first = **tensors.begin();
+  if (const char* reason = not_in_registers(tensors, axis, most_items)) return reason;
+  const int piece = static_cast<int>(16 / dtype_size(first.dtype));
+  return plan_row(first.shape[axis], piece, most_items).blocks() > 1
+             ? "rows are too long for the registers of a block"
+             : nullptr;
 }
 
 // A row for each team.

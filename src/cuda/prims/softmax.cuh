@@ -71,7 +71,18 @@ __device__ auto softmax_sums(const Team<kGroup>& team, int64_t n, F&& value) {
   return SoftmaxSums<Acc>{row_max == -INFINITY ? Acc(0) : row_max, sum};
 }
 
-// Of `count` numbers in the registers of each thread, value(k) the k-th, what is behind the row's end
+struct Larger {  // NaN is left out: it comes to the sum of exponentials
+  template <class Acc>
+  __device__ __forceinline__ Acc operator()(Acc a, Acc b) const {
+    return fmax(a, b);
+  }
+};
+template <class Acc>
+__device__ __forceinline__ Acc zero_if_infinite(Acc v) {
+  return v == Acc(INFINITY) || v == Acc(-INFINITY) ? Acc(0) : v;
+}
+
+// Of kCount numbers in the registers of each thread, value(k) the k-th, what is behind the row's end
 // -inf. All threads of the team receive the result; all of the block must call it. between() comes
 // between two passes over the numbers.
 template <class T, int kCount, bool kBlocks, class F, class Between>
@@ -79,12 +90,10 @@ __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<kBlo
                                                                     const SoftmaxExp<T>& exp,
                                                                     F&& value, Between&& between) {
   using Acc = Accumulator<T>;
-  const auto larger = [](Acc a, Acc b) { return fmax(a, b); };  // a NaN comes to the sum
   Acc max = -INFINITY, sum = 0;
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) max = larger(max, value(k));
-  max = team.reduce(max, larger, Acc(-INFINITY));
-  if (max == INFINITY || max == -INFINITY) max = 0;
+  for (int k = 0; k < kCount; ++k) max = Larger()(max, value(k));
+  max = zero_if_infinite(team.reduce(max, Larger(), Acc(-INFINITY)));
   between();
 #pragma unroll
   for (int k = 0; k < kCount; ++k) sum += exp(value(k) - max);
@@ -98,6 +107,91 @@ __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(
   return softmax_sums<T, RowPieces<T, kItems>::kElements>(
       team, exp, [&](int k) { return static_cast<Accumulator<T>>(row.get(k)); },
       [&] { row.forget(); });
+}
+
+// ---- Long rows, in chunks ----------------------------------------------------------------------
+
+// A block shares a row of any length, and holds a chunk of it at a time.
+inline constexpr int kChunkThreads = 256, kChunkItems = 4;
+template <class T>
+using RowChunk = RowPieces<T, kChunkItems>;
+template <class T>
+inline constexpr int kChunk = RowChunk<T>::kElements * kChunkThreads;
+
+// f(place of the chunk's first element, its number of elements, chunk) for all chunks of a row x of n
+// neighbours, each while the next one is on its way. Elements behind the row's end are `fill`.
+template <class T, class F>
+__device__ __forceinline__ void for_chunks(const RowTeam<false>& team, const T* x, int64_t n,
+                                           int align, T fill, F&& f) {
+  RowChunk<T> next;
+  for (int64_t first = -kChunk<T>; first < n; first += kChunk<T>) {
+    RowChunk<T> chunk = next;
+    const int64_t left = n - first - kChunk<T>;
+    if (left > 0) {
+      next.load(x + first + kChunk<T>, static_cast<int>(left < kChunk<T> ? left : kChunk<T>), team,
+                align, fill);
+    }
+    if (first >= 0) f(first, static_cast<int>(left < 0 ? left + kChunk<T> : kChunk<T>), chunk);
+  }
+}
+
+// Of a row x of n neighbours. All threads of the team receive the result; all must call it.
+// moved(old, now) is told of what has taken the place of the maximum, seen(first, count, chunk, now)
+// of each chunk after that.
+template <class T, class Moved, class Seen>
+__device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<false>& team,
+                                                                    const T* x, int64_t n,
+                                                                    int align,
+                                                                    const SoftmaxExp<T>& exp,
+                                                                    Moved&& moved, Seen&& seen) {
+  using Acc = Accumulator<T>;
+  Acc max = -INFINITY, shift = 0, sum = 0;
+  for_chunks(team, x, n, align, static_cast<T>(-INFINITY),
+             [&](int64_t first, int count, RowChunk<T>& chunk) {
+               Acc largest = max;
+#pragma unroll
+               for (int k = 0; k < chunk.kElements; ++k) {
+                 largest = Larger()(largest, static_cast<Acc>(chunk.get(k)));
+               }
+               chunk.forget();
+               const Acc now = zero_if_infinite(largest);
+               moved(shift, now);
+               sum *= exp(max - now);
+               seen(first, count, chunk, now);
+#pragma unroll
+               for (int k = 0; k < chunk.kElements; ++k) {
+                 sum += exp(static_cast<Acc>(chunk.get(k)) - now);
+               }
+               max = largest, shift = now;
+             });
+  const Acc now = zero_if_infinite(team.reduce(max, Larger(), Acc(-INFINITY)));
+  moved(shift, now);
+  return {now, team.reduce(sum * exp(max - now), Sum{}, Acc(0))};
+}
+template <class T>
+__device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<false>& team,
+                                                                    const T* x, int64_t n,
+                                                                    int align,
+                                                                    const SoftmaxExp<T>& exp) {
+  using Acc = Accumulator<T>;
+  return softmax_sums(
+      team, x, n, align, exp, [](Acc, Acc) {}, [](int64_t, int, RowChunk<T>&, Acc) {});
+}
+
+// Why rows along `axis` of the tensors cannot be walked in chunks, a block to each.
+inline const char* not_in_chunks(std::initializer_list<const Tensor*> tensors, int axis) {
+  const Tensor& first = **tensors.begin();
+  const int64_t n = first.shape[axis];
+  if (const char* reason = not_neighbours(tensors, axis)) return reason;
+  if (n > INT32_MAX) return "rows are too long for chunks";
+  return n > 0 && first.numel() / n > INT32_MAX ? "too many rows" : nullptr;
+}
+// A row for each block.
+template <class... Params, class... Arguments>
+void launch_chunks(void (*kernel)(Params...), int64_t rows, void* stream, Arguments&&... arguments) {
+  if (rows == 0) return;
+  launch_kernel(kernel, static_cast<unsigned>(rows), kChunkThreads, 0, stream,
+                std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace dlkern::gpu
