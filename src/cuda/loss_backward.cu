@@ -81,7 +81,7 @@ __device__ __forceinline__ void finish_row(const Rows<T>& rows, RowTeam<kBlocks>
 }
 
 template <class T, int kItems>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     cross_entropy_backward_registers_kernel(const DLK_GRID_CONSTANT Rows<T> rows, int team_size,
                                             int align, int out_align) {
   RowTeam<false> team(team_size);

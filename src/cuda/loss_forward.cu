@@ -22,7 +22,7 @@ using namespace gpu;
 
 // The row's loads do not wait for the label.
 template <class T, int kItems>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     cross_entropy_registers_kernel(const DLK_GRID_CONSTANT Rows<T> rows, int team_size, int align) {
   using Acc = Accumulator<T>;
   RowTeam<false> team(team_size);

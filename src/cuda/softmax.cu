@@ -163,7 +163,7 @@ __device__ __forceinline__ void compute(RowTeam<kBlocks>& team, RowPieces<T, kIt
 }
 
 template <class T, int kItems, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     softmax_registers_kernel(const T* x, T* y, const DLK_GRID_CONSTANT Args<T, 2> args,
                              int team_size, int align_x, int align_y) {
   RowTeam<false> team(team_size);
@@ -226,7 +226,7 @@ __device__ __forceinline__ void compute(RowTeam<kBlocks>& team, HeldPair<T, kIte
 }
 
 template <class T, int kItems, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<T, kItems>))
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     softmax_backward_registers_kernel(const T* dy, const T* y, T* dx,
                                       const DLK_GRID_CONSTANT Args<T, 3> args, int team_size,
                                       int align_dy, int align_y, int align_dx) {
