@@ -118,8 +118,16 @@ from dlkern.reduce import (
     mean_backward,
     min,
     min_backward,
+    prod,
+    prod_backward,
+    std,
+    std_backward,
     sum,
     sum_backward,
+    var,
+    var_backward,
+    vector_norm,
+    vector_norm_backward,
 )
 from dlkern.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from dlkern.tuning import Tuning, autotune
@@ -213,6 +221,8 @@ __all__ = [
     "nhwc_to_nchw",
     "permute",
     "pinned_empty",
+    "prod",
+    "prod_backward",
     "reglu",
     "reglu_backward",
     "relu",
@@ -236,6 +246,8 @@ __all__ = [
     "softplus",
     "softplus_backward",
     "split",
+    "std",
+    "std_backward",
     "sum",
     "sum_backward",
     "swiglu",
@@ -243,6 +255,10 @@ __all__ = [
     "tanh",
     "tanh_backward",
     "update_loss_scale",
+    "var",
+    "var_backward",
+    "vector_norm",
+    "vector_norm_backward",
     "workspace",
 ]
 

@@ -400,9 +400,11 @@ def avg_pool_backward(
 ) -> Any: ...
 
 # reduce.pxi
-def reduce(x: Any, kind: str, axis: Any, keepdims: bool, out: Any, stream: Any) -> Any: ...
+def reduce(
+    x: Any, kind: str, axis: Any, number: Any, keepdims: bool, out: Any, stream: Any
+) -> Any: ...
 def reduce_backward(
-    dy: Any, x: Any, y: Any, kind: str, shape: Any, axis: Any, out: Any, stream: Any
+    dy: Any, x: Any, y: Any, kind: str, shape: Any, axis: Any, number: Any, out: Any, stream: Any
 ) -> Any: ...
 
 # gemm.pxi

@@ -47,7 +47,7 @@ def sum(
     TypeError
         Wrong dtype, or not an array.
     """
-    return _dlkern.reduce(x, "sum", axis, keepdims, out, stream)
+    return _dlkern.reduce(x, "sum", axis, None, keepdims, out, stream)
 
 
 def mean(
@@ -57,7 +57,7 @@ def mean(
 
     Parameters and errors are those of :func:`sum`.
     """
-    return _dlkern.reduce(x, "mean", axis, keepdims, out, stream)
+    return _dlkern.reduce(x, "mean", axis, None, keepdims, out, stream)
 
 
 def max(
@@ -68,7 +68,7 @@ def max(
     Parameters and errors are those of :func:`sum`, but integers keep their dtype, and a reduced
     axis without elements is a ValueError.
     """
-    return _dlkern.reduce(x, "max", axis, keepdims, out, stream)
+    return _dlkern.reduce(x, "max", axis, None, keepdims, out, stream)
 
 
 def min(
@@ -78,7 +78,7 @@ def min(
 
     Parameters and errors are those of :func:`max`.
     """
-    return _dlkern.reduce(x, "min", axis, keepdims, out, stream)
+    return _dlkern.reduce(x, "min", axis, None, keepdims, out, stream)
 
 
 def argmax(
@@ -109,7 +109,7 @@ def argmax(
     array of int64
         Framework and device of `x`.
     """
-    return _dlkern.reduce(x, "argmax", axis, keepdims, out, stream)
+    return _dlkern.reduce(x, "argmax", axis, None, keepdims, out, stream)
 
 
 def argmin(
@@ -124,7 +124,102 @@ def argmin(
 
     Parameters and errors are those of :func:`argmax`.
     """
-    return _dlkern.reduce(x, "argmin", axis, keepdims, out, stream)
+    return _dlkern.reduce(x, "argmin", axis, None, keepdims, out, stream)
+
+
+def prod(
+    x: Any, axis: Axis = None, *, keepdims: bool = False, out: Any = None, stream: Any = None
+) -> Any:
+    """Product over axes; 1 over no elements.
+
+    Parameters, dtypes of the result and errors are those of :func:`sum`; integers are multiplied
+    modulo 2^64.
+    """
+    return _dlkern.reduce(x, "prod", axis, None, keepdims, out, stream)
+
+
+def vector_norm(
+    x: Any,
+    axis: Axis = None,
+    *,
+    ord: float = 2,
+    keepdims: bool = False,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Norm of the elements along axes, as ``torch.linalg.vector_norm``.
+
+    (sum |x|^ord)^(1 / ord); max |x| for ``ord=inf``, min |x| for ``-inf`` and the number of nonzero
+    elements for 0. Powers are not rescaled: one that overflows makes the norm infinite.
+
+    Parameters
+    ----------
+    x : array
+        As for :func:`mean`.
+    axis : int, tuple of int or None
+        The axes to reduce; None: all.
+    ord : float
+        Any number but NaN.
+    keepdims : bool
+        Keep the reduced axes with extent 1.
+    out, stream : optional
+        As for :func:`sum`, as are the errors. With a negative or infinite `ord` a reduced axis
+        without elements is a ValueError.
+
+    Returns
+    -------
+    array
+        Dtype, framework and device of `x`.
+    """
+    return _dlkern.reduce(x, "vector_norm", axis, ord, keepdims, out, stream)
+
+
+def var(
+    x: Any,
+    axis: Axis = None,
+    *,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Variance over axes: sum (x - mean)^2 / max(n - correction, 0) over n elements.
+
+    By Welford's recurrence on the differences from the first element (Chan, Golub and LeVeque,
+    1983): no digits cancel where the mean is large.
+
+    Parameters
+    ----------
+    x : array
+        As for :func:`mean`.
+    axis : int, tuple of int or None
+        The axes to reduce; None: all.
+    correction : float
+        0 as in NumPy; 1, which ``torch.var`` has, for the unbiased estimate from a sample.
+    keepdims : bool
+        Keep the reduced axes with extent 1.
+    out, stream : optional
+        As for :func:`sum`, as are the errors.
+
+    Returns
+    -------
+    array
+        Dtype, framework and device of `x`; NaN over no elements.
+    """
+    return _dlkern.reduce(x, "var", axis, correction, keepdims, out, stream)
+
+
+def std(
+    x: Any,
+    axis: Axis = None,
+    *,
+    correction: float = 0.0,
+    keepdims: bool = False,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Standard deviation over axes: the root of :func:`var`, whose parameters it has."""
+    return _dlkern.reduce(x, "std", axis, correction, keepdims, out, stream)
 
 
 def sum_backward(
@@ -156,7 +251,7 @@ def sum_backward(
     array
         dx, of that shape and the dtype of `dy`.
     """
-    return _dlkern.reduce_backward(dy, None, None, "sum", shape, axis, out, stream)
+    return _dlkern.reduce_backward(dy, None, None, "sum", shape, axis, None, out, stream)
 
 
 def mean_backward(
@@ -171,7 +266,7 @@ def mean_backward(
 
     Parameters are those of :func:`sum_backward`.
     """
-    return _dlkern.reduce_backward(dy, None, None, "mean", shape, axis, out, stream)
+    return _dlkern.reduce_backward(dy, None, None, "mean", shape, axis, None, out, stream)
 
 
 def max_backward(
@@ -201,7 +296,7 @@ def max_backward(
     array
         dx, of the shape and dtype of `x`.
     """
-    return _dlkern.reduce_backward(dy, x, y, "max", None, axis, out, stream)
+    return _dlkern.reduce_backward(dy, x, y, "max", None, axis, None, out, stream)
 
 
 def min_backward(
@@ -211,4 +306,110 @@ def min_backward(
 
     Parameters and rules are those of :func:`max_backward`.
     """
-    return _dlkern.reduce_backward(dy, x, y, "min", None, axis, out, stream)
+    return _dlkern.reduce_backward(dy, x, y, "min", None, axis, None, out, stream)
+
+
+def prod_backward(dy: Any, x: Any, axis: Axis = None, *, out: Any = None, stream: Any = None) -> Any:
+    """Gradient of :func:`prod` with respect to its input: dy times the product of the others.
+
+    Right where elements are 0: with one of them it alone has a gradient, with more none has.
+
+    Parameters
+    ----------
+    dy : array
+        Gradient of the loss with respect to the result, with the reduced axes as extent 1 or
+        without them.
+    x : array
+        Input of the forward call, of the dtype of `dy`.
+    axis, out, stream : optional
+        As for :func:`max_backward`, as are the errors.
+
+    Returns
+    -------
+    array
+        dx, of the shape and dtype of `x`.
+    """
+    return _dlkern.reduce_backward(dy, x, None, "prod", None, axis, None, out, stream)
+
+
+def vector_norm_backward(
+    dy: Any,
+    x: Any,
+    y: Any,
+    axis: Axis = None,
+    *,
+    ord: float = 2,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`vector_norm`: dy sign(x) (|x| / y)^(ord - 1).
+
+    0 where x or y is 0 (a subgradient), and for ``ord=0``. For an infinite `ord` the elements whose
+    magnitude is y share dy evenly.
+
+    Parameters
+    ----------
+    dy, x, y, axis, out, stream
+        As for :func:`max_backward`, as are the errors.
+    ord : float
+        As in the forward call.
+
+    Returns
+    -------
+    array
+        dx, of the shape and dtype of `x`.
+    """
+    return _dlkern.reduce_backward(dy, x, y, "vector_norm", None, axis, ord, out, stream)
+
+
+def var_backward(
+    dy: Any,
+    x: Any,
+    axis: Axis = None,
+    *,
+    correction: float = 0.0,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`var`: dy 2 (x - mean) / max(n - correction, 0).
+
+    Parameters
+    ----------
+    dy, x, axis, out, stream
+        As for :func:`prod_backward`, as are the errors.
+    correction : float
+        As in the forward call.
+
+    Returns
+    -------
+    array
+        dx, of the shape and dtype of `x`.
+    """
+    return _dlkern.reduce_backward(dy, x, None, "var", None, axis, correction, out, stream)
+
+
+def std_backward(
+    dy: Any,
+    x: Any,
+    y: Any,
+    axis: Axis = None,
+    *,
+    correction: float = 0.0,
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Gradient of :func:`std`: dy (x - mean) / (y max(n - correction, 0)), 0 where y is 0.
+
+    Parameters
+    ----------
+    dy, x, y, axis, out, stream
+        As for :func:`max_backward`, as are the errors.
+    correction : float
+        As in the forward call.
+
+    Returns
+    -------
+    array
+        dx, of the shape and dtype of `x`.
+    """
+    return _dlkern.reduce_backward(dy, x, y, "std", None, axis, correction, out, stream)

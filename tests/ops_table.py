@@ -792,6 +792,36 @@ OPS = [
         free_axes={"x": (0, 1)},
     ),
     Op(
+        "prod",
+        {"x": normal(4, 9, 60)},
+        {"out": (4, 60)},
+        {"axis": 1},
+        free_axes={"x": (1,)},
+    ),
+    Op(
+        "vector_norm",
+        {"x": normal(4, 9, 6)},
+        {"out": (9,)},
+        {"axis": (0, -1)},
+        free_axes={"x": (0, 2)},
+    ),
+    Op(
+        "vector_norm",
+        {"x": normal(5, 37)},
+        {"out": (5,)},
+        {"axis": 1, "ord": 3},
+        free_axes={"x": (1,)},
+        variant="cubes",
+    ),
+    Op("var", {"x": normal(5, 37)}, {"out": ()}, any_rank=("x",), free_axes={"x": (0, 1)}),
+    Op(
+        "std",
+        {"x": normal(5, 37)},
+        {"out": (1, 37)},
+        {"axis": 0, "correction": 1, "keepdims": True},
+        free_axes={"x": (0,)},
+    ),
+    Op(
         "sum_backward",
         {"dy": normal(5)},
         {"out": (5, 37)},
@@ -818,6 +848,20 @@ OPS = [
         {"dy": normal(1, 37), "x": normal(5, 37), "y": normal(1, 37)},
         {"out": (5, 37)},
         {"axis": 0},
+    ),
+    Op("prod_backward", {"dy": normal(5), "x": normal(5, 37)}, {"out": (5, 37)}, {"axis": 1}),
+    Op(
+        "vector_norm_backward",
+        {"dy": normal(1, 37), "x": normal(5, 37), "y": positive(1, 37)},
+        {"out": (5, 37)},
+        {"axis": 0},
+    ),
+    Op("var_backward", {"dy": normal(37), "x": normal(5, 37)}, {"out": (5, 37)}, {"axis": 0}),
+    Op(
+        "std_backward",
+        {"dy": normal(5), "x": normal(5, 37), "y": positive(5)},
+        {"out": (5, 37)},
+        {"axis": 1},
     ),
     # gemm
     Op(

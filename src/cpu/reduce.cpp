@@ -9,9 +9,12 @@
 // argmax and argmin search a block for the index only where its value is the best so far.
 #include "ops/reduce.h"
 
+#include <cmath>
 #include <memory>
+#include <vector>
 
 #include "core/index.h"
+#include "core/reduce_math.h"
 #include "cpu/prims/convert.h"
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/reduce.h"
@@ -30,47 +33,145 @@ constexpr int64_t kGrainElements = 32768;  // work worth a thread
 
 // Ops: what a block is reduced to, from contiguous values (span) and, in Columns, for w results at
 // once from rows of values.
+
+// a + b or a * b; integers modulo 2^64.
+template <bool kProduct, class Acc>
+inline Acc join(Acc a, Acc b) {
+  using Unsigned = std::conditional_t<std::is_integral_v<Acc>, uint64_t, Acc>;
+  const auto u = static_cast<Unsigned>(a), v = static_cast<Unsigned>(b);
+  return static_cast<Acc>(kProduct ? u * v : u + v);
+}
+
+// Sums and products.
+template <bool kProduct>
+struct Chain {
+  template <class Acc>
+  struct Of {
+    using Value = Acc;
+    using Partial = Acc;
+    static constexpr Acc kNeutral = kProduct ? 1 : 0;
+
+    static Partial span(const Acc* v, int64_t n, int64_t /*first*/) {
+      Acc lane[kLanes];
+      std::fill_n(lane, kLanes, kNeutral);
+      int64_t i = 0;
+      for (; i + kLanes <= n; i += kLanes) {
+        for (int k = 0; k < kLanes; ++k) lane[k] = join<kProduct>(lane[k], v[i + k]);
+      }
+      for (int k = 0; i < n; ++i, ++k) lane[k] = join<kProduct>(lane[k], v[i]);
+      for (int width = kLanes / 2; width > 0; width /= 2) {
+        for (int k = 0; k < width; ++k) lane[k] = join<kProduct>(lane[k], lane[k + width]);
+      }
+      return lane[0];
+    }
+    // In pairs; the order depends on n alone.
+    static Partial combine(const Partial* p, int64_t n) {
+      if (n <= 2) return n == 0 ? kNeutral : (n == 1 ? p[0] : join<kProduct>(p[0], p[1]));
+      return join<kProduct>(combine(p, n / 2), combine(p + n / 2, n - n / 2));
+    }
+
+    // Rows [0, n) of w values each: the additions of span(), in the same order. Of what row()
+    // returned the last kAtOnce stay valid.
+    template <class Rows>
+    static void columns(int64_t n, int64_t w, Rows&& row, int64_t /*first*/, Partial* out) {
+      Acc lane[kLanes][kColumns];
+      const int used = static_cast<int>(std::min<int64_t>(n, kLanes));
+      for (int k = 0; k < used; ++k) {
+        Acc* total = lane[k];
+        const Acc* v = row(k);
+        DLK_SIMD for (int64_t j = 0; j < w; ++j) total[j] = join<kProduct>(kNeutral, v[j]);
+        int64_t i = k + kLanes;
+        for (; i + 3 * kLanes < n; i += 4 * kLanes) {
+          const Acc *a = row(i), *b = row(i + kLanes), *c = row(i + 2 * kLanes),
+                    *d = row(i + 3 * kLanes);
+          DLK_SIMD for (int64_t j = 0; j < w; ++j) {
+            const Acc two = join<kProduct>(join<kProduct>(total[j], a[j]), b[j]);
+            total[j] = join<kProduct>(join<kProduct>(two, c[j]), d[j]);
+          }
+        }
+        for (; i < n; i += kLanes) {
+          const Acc* a = row(i);
+          DLK_SIMD for (int64_t j = 0; j < w; ++j) total[j] = join<kProduct>(total[j], a[j]);
+        }
+      }
+      for (int width = kLanes / 2; width > 0; width /= 2) {
+        for (int k = 0; k < width && k + width < used; ++k) {
+          DLK_SIMD for (int64_t j = 0; j < w; ++j) {
+            lane[k][j] = join<kProduct>(lane[k][j], lane[k + width][j]);
+          }
+        }
+      }
+      std::copy_n(lane[0], w, out);
+    }
+  };
+};
 template <class Acc>
-struct Sum {
+using Sum = Chain<false>::Of<Acc>;
+template <class Acc>
+using Product = Chain<true>::Of<Acc>;
+
+// Mean and sum of squared deviations: Welford's recurrence in lanes, Chan's formula between them.
+template <class Acc>
+struct Moments {
   using Value = Acc;
-  using Partial = Acc;
+  struct Partial {
+    Acc n, mean, m2;
+  };
+
+  static Partial merge(const Partial& a, const Partial& b) {
+    if (a.n == 0 || b.n == 0) return a.n == 0 ? b : a;
+    const Acc total = a.n + b.n, share = b.n / total, delta = b.mean - a.mean;
+    return {total, a.mean + delta * share, a.m2 + b.m2 + delta * delta * share * a.n};
+  }
+  static void step(Acc v, Acc factor, Acc& mean, Acc& m2) {
+    const Acc delta = v - mean;
+    mean += delta * factor;
+    m2 += delta * (v - mean);
+  }
+  // Lane k of n elements.
+  static Acc count(int64_t n, int k) { return static_cast<Acc>((n + kLanes - 1 - k) / kLanes); }
 
   static Partial span(const Acc* v, int64_t n, int64_t /*first*/) {
-    return sum_of<Acc>(n, [=](int64_t i) { return v[i]; });
+    Acc mean[kLanes] = {}, m2[kLanes] = {};
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const Acc factor = Acc(1) / static_cast<Acc>(i / kLanes + 1);
+      if (i + kLanes <= n) {
+        DLK_SIMD for (int k = 0; k < kLanes; ++k) step(v[i + k], factor, mean[k], m2[k]);
+      } else {
+        for (int k = 0; i + k < n; ++k) step(v[i + k], factor, mean[k], m2[k]);
+      }
+    }
+    Partial lane[kLanes];
+    for (int k = 0; k < kLanes; ++k) lane[k] = {count(n, k), mean[k], m2[k]};
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+      for (int k = 0; k < width; ++k) lane[k] = merge(lane[k], lane[k + width]);
+    }
+    return lane[0];
   }
-  // In pairs; the order depends on n alone.
   static Partial combine(const Partial* p, int64_t n) {
-    if (n <= 2) return n == 0 ? Acc(0) : (n == 1 ? p[0] : p[0] + p[1]);
-    return combine(p, n / 2) + combine(p + n / 2, n - n / 2);
+    if (n <= 2) return n == 0 ? Partial{} : (n == 1 ? p[0] : merge(p[0], p[1]));
+    return merge(combine(p, n / 2), combine(p + n / 2, n - n / 2));
   }
 
-  // Rows [0, n) of w values each: the additions of sum_of, in the same order. Of what row() returned the last
-  // kAtOnce stay valid.
   template <class Rows>
   static void columns(int64_t n, int64_t w, Rows&& row, int64_t /*first*/, Partial* out) {
-    Acc lane[kLanes][kColumns];
-    const int used = static_cast<int>(std::min<int64_t>(n, kLanes));
-    for (int k = 0; k < used; ++k) {
-      Acc* sum = lane[k];
-      const Acc* v = row(k);
-      DLK_SIMD for (int64_t j = 0; j < w; ++j) sum[j] = Acc(0) + v[j];
-      int64_t i = k + kLanes;
-      for (; i + 3 * kLanes < n; i += 4 * kLanes) {
-        const Acc *a = row(i), *b = row(i + kLanes), *c = row(i + 2 * kLanes),
-                  *d = row(i + 3 * kLanes);
-        DLK_SIMD for (int64_t j = 0; j < w; ++j) sum[j] = sum[j] + a[j] + b[j] + c[j] + d[j];
-      }
-      for (; i < n; i += kLanes) {
-        const Acc* a = row(i);
-        DLK_SIMD for (int64_t j = 0; j < w; ++j) sum[j] += a[j];
-      }
+    const std::unique_ptr<Acc[][kColumns]> mean(new Acc[kLanes][kColumns]),
+        m2(new Acc[kLanes][kColumns]);
+    for (int64_t i = 0; i < n; ++i) {
+      Acc *lane_mean = mean[i % kLanes], *lane_m2 = m2[i % kLanes];
+      if (i < kLanes) std::fill_n(lane_mean, w, Acc(0)), std::fill_n(lane_m2, w, Acc(0));
+      const Acc factor = Acc(1) / static_cast<Acc>(i / kLanes + 1);
+      const Acc* v = row(i);
+      DLK_SIMD for (int64_t j = 0; j < w; ++j) step(v[j], factor, lane_mean[j], lane_m2[j]);
     }
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-      for (int k = 0; k < width && k + width < used; ++k) {
-        DLK_SIMD for (int64_t j = 0; j < w; ++j) lane[k][j] += lane[k + width][j];
+    for (int64_t j = 0; j < w; ++j) {
+      Partial lane[kLanes] = {};
+      for (int k = 0; k < kLanes && k < n; ++k) lane[k] = {count(n, k), mean[k][j], m2[k][j]};
+      for (int width = kLanes / 2; width > 0; width /= 2) {
+        for (int k = 0; k < width; ++k) lane[k] = merge(lane[k], lane[k + width]);
       }
+      out[j] = lane[0];
     }
-    std::copy_n(lane[0], w, out);
   }
 };
 
@@ -181,16 +282,64 @@ Walk make_walk(const Reduce& p, const Tensor& pivot) {
   return walk;
 }
 
-// Reduces T to Op's partial results. With a pivot per result, what is reduced is 1 for each element
-// that equals it and 0 for the others.
+// What is reduced in place of an element v, some with a pivot for each result.
+enum class Term {
+  kValue,
+  kAbs,
+  kSquare,
+  kPower,     // |v|^ord
+  kNonzero,   // v != 0
+  kZero,      // v == 0
+  kFactor,    // 1 where v is 0
+  kEqual,     // v == pivot
+  kAbsEqual,  // |v| == pivot
+  kMinus,     // v - pivot
+};
+
+// out[i] for v[i] and the pivot at i * stride, i < n.
+template <class Acc>
+void map_terms(Term term, Acc ord, const Acc* v, const Acc* pivot, int64_t stride, int64_t n,
+               Acc* out) {
+  const auto map = [=](auto f) {
+    DLK_SIMD for (int64_t i = 0; i < n; ++i) out[i] = f(v[i]);
+  };
+  const auto with_pivot = [=](auto f) {
+    for (int64_t i = 0; i < n; ++i) out[i] = f(v[i], pivot[i * stride]);
+  };
+  const auto one_if = [](bool condition) { return condition ? Acc(1) : Acc(0); };
+  switch (term) {
+    case Term::kValue:
+      return;
+    case Term::kAbs:
+      return map([](Acc x) { return std::abs(x); });
+    case Term::kSquare:
+      return map([](Acc x) { return x * x; });
+    case Term::kPower:
+      return map([ord](Acc x) { return static_cast<Acc>(std::pow(std::abs(x), ord)); });
+    case Term::kNonzero:
+      return map([=](Acc x) { return one_if(x != 0); });
+    case Term::kZero:
+      return map([=](Acc x) { return one_if(x == 0); });
+    case Term::kFactor:
+      return map([](Acc x) { return x == 0 ? Acc(1) : x; });
+    case Term::kEqual:
+      return with_pivot([=](Acc x, Acc p) { return one_if(x == p); });
+    case Term::kAbsEqual:
+      return with_pivot([=](Acc x, Acc p) { return one_if(std::abs(x) == p); });
+    case Term::kMinus:
+      return with_pivot([](Acc x, Acc p) { return x - p; });
+  }
+}
+
+// Reduces the terms of T to Op's partial results.
 template <class T, class Op>
 class Reducer {
   using Acc = typename Op::Value;
   using Partial = typename Op::Partial;
 
  public:
-  Reducer(const Reduce& p, const Tensor& pivot)
-      : p_(p), pivot_(pivot), walk_(make_walk(p, pivot)) {}
+  explicit Reducer(const Reduce& p, Term term = Term::kValue, const Tensor& pivot = {})
+      : p_(p), term_(term), pivot_(pivot), walk_(make_walk(p, pivot)) {}
 
   // finish(offset in the result, partial) for every result.
   template <class Finish>
@@ -261,9 +410,9 @@ class Reducer {
     for (int64_t j = 0; j < w; ++j) {
       const Offsets at = offset(result, j);
       const Acc* v = read_block(p_.x.as<T>() + at[0], begin, end, scratch.values[0]);
-      if (pivot_) {
-        const Acc pivot = static_cast<Acc>(pivot_.as<T>()[at[2]]);
-        v = mark_equal(v, &pivot, 0, end - begin, scratch.values[0]);
+      if (term_ != Term::kValue) {
+        const Acc pivot = pivot_ ? static_cast<Acc>(pivot_.as<T>()[at[2]]) : Acc(0);
+        v = terms(v, &pivot, 0, end - begin, scratch.values[0]);
       }
       out[j * walk_.blocks] = Op::span(v, end - begin, begin);
     }
@@ -284,15 +433,14 @@ class Reducer {
       walk_.reduced.offsets(begin + i, offset);
       Acc* buffer = scratch.values[buffers++ % kAtOnce];
       const Acc* v = read_span(x + offset[0], stride, w, buffer);
-      return pivot_ ? mark_equal(v, scratch.pivots, 1, w, buffer) : v;
+      return term_ == Term::kValue ? v : terms(v, scratch.pivots, 1, w, buffer);
     };
     Op::columns(end - begin, w, row, begin, scratch.partials);
     for (int64_t j = 0; j < w; ++j) out[j * walk_.blocks] = scratch.partials[j];
   }
 
-  static const Acc* mark_equal(const Acc* v, const Acc* pivot, int64_t pivot_stride, int64_t n,
-                               Acc* out) {
-    for (int64_t i = 0; i < n; ++i) out[i] = v[i] == pivot[i * pivot_stride] ? Acc(1) : Acc(0);
+  const Acc* terms(const Acc* v, const Acc* pivot, int64_t stride, int64_t n, Acc* out) const {
+    map_terms(term_, static_cast<Acc>(p_.ord), v, pivot, stride, n, out);
     return out;
   }
 
@@ -316,7 +464,8 @@ class Reducer {
   }
 
   const Reduce& p_;
-  const Tensor& pivot_;
+  const Term term_;
+  const Tensor pivot_;
   const Walk walk_;
 };
 
@@ -331,27 +480,30 @@ void dispatch_result(DType dtype, F&& f) {
   f.template operator()<T>();
 }
 
-template <class T>
-void sum(const Reduce& p) {
-  using Acc = Accumulator<T>;
-  const Acc n = static_cast<Acc>(make_index<1>({&p.x}, p.axes).numel);
+// y = f(partial result of the terms by Op).
+template <class T, class Op, class F>
+void reduce_to(const Reduce& p, Term term, const Tensor& pivot, F f) {
   dispatch_result<T>(p.y.dtype, [&]<class Y>() {
     Y* y = p.y.as<Y>();
-    Reducer<T, Sum<Acc>>(p, Tensor{}).run([=, mean = p.kind == DLK_REDUCE_MEAN](int64_t at, Acc v) {
-      y[at] = static_cast<Y>(mean ? v / n : v);
+    Reducer<T, Op>(p, term, pivot).run([=](int64_t at, const typename Op::Partial& v) {
+      y[at] = static_cast<Y>(f(v));
     });
   });
 }
 
-template <class T, bool kMin>
-void extreme(const Reduce& p) {
-  using Op = typename Extreme<kMin>::template Of<Accumulator<T>>;
-  dispatch_result<T>(p.y.dtype, [&]<class Y>() {
-    Y* y = p.y.as<Y>();
-    Reducer<T, Op>(p, Tensor{}).run([=](int64_t at, Accumulator<T> v) {
-      y[at] = static_cast<Y>(v);
-    });
+template <class T>
+void sum(const Reduce& p) {
+  using Acc = Accumulator<T>;
+  const Acc n = static_cast<Acc>(make_index<1>({&p.x}, p.axes).numel);
+  reduce_to<T, Sum<Acc>>(p, Term::kValue, {}, [=, mean = p.kind == DLK_REDUCE_MEAN](Acc v) {
+    return mean ? v / n : v;
   });
+}
+
+template <class T, bool kMin>
+void extreme(const Reduce& p, Term term) {
+  using Acc = Accumulator<T>;
+  reduce_to<T, typename Extreme<kMin>::template Of<Acc>>(p, term, {}, [](Acc v) { return v; });
 }
 
 template <class T, bool kMin>
@@ -359,10 +511,36 @@ void arg_extreme(const Reduce& p) {
   using Op = typename ArgExtreme<kMin>::template Of<Accumulator<T>>;
   dispatch_index(p.y.dtype, [&]<class Y>() {
     Y* y = p.y.as<Y>();
-    Reducer<T, Op>(p, Tensor{}).run([=](int64_t at, const typename Op::Partial& v) {
+    Reducer<T, Op>(p).run([=](int64_t at, const typename Op::Partial& v) {
       y[at] = static_cast<Y>(v.index);
     });
   });
+}
+
+template <class T>
+void norm(const Reduce& p) {
+  using Acc = Accumulator<T>;
+  if (std::isinf(p.ord)) {
+    return p.ord < 0 ? extreme<T, true>(p, Term::kAbs) : extreme<T, false>(p, Term::kAbs);
+  }
+  const Acc ord = static_cast<Acc>(p.ord);
+  const auto run = [&](Term term, auto f) { reduce_to<T, Sum<Acc>>(p, term, {}, f); };
+  const auto same = [](Acc v) { return v; };
+  if (ord == 0) return run(Term::kNonzero, same);
+  if (ord == 1) return run(Term::kAbs, same);
+  if (ord == 2) return run(Term::kSquare, [](Acc v) { return std::sqrt(v); });
+  run(Term::kPower, [=](Acc v) { return std::pow(v, 1 / ord); });
+}
+
+template <class T>
+void variance(const Reduce& p) {
+  using Op = Moments<Accumulator<T>>;
+  const int64_t n = make_index<1>({&p.x}, p.axes).numel;
+  const auto divisor = static_cast<Accumulator<T>>(variance_divisor(n, p.correction));
+  reduce_to<T, Op>(p, Term::kMinus, first_elements(p.x, p.axes),
+                   [=, root = p.kind == DLK_REDUCE_STD](const typename Op::Partial& v) {
+                     return root ? std::sqrt(v.m2 / divisor) : v.m2 / divisor;
+                   });
 }
 
 template <class T>
@@ -372,13 +550,22 @@ void forward(const Reduce& p) {
     case DLK_REDUCE_MEAN:
       return sum<T>(p);
     case DLK_REDUCE_MAX:
-      return extreme<T, false>(p);
+      return extreme<T, false>(p, Term::kValue);
     case DLK_REDUCE_MIN:
-      return extreme<T, true>(p);
+      return extreme<T, true>(p, Term::kValue);
     case DLK_REDUCE_ARGMAX:
       return arg_extreme<T, false>(p);
     case DLK_REDUCE_ARGMIN:
       return arg_extreme<T, true>(p);
+    case DLK_REDUCE_PROD:
+      return reduce_to<T, Product<Accumulator<T>>>(p, Term::kValue, {}, [](auto v) { return v; });
+    case DLK_REDUCE_VECTOR_NORM:
+      if constexpr (!std::is_integral_v<T>) norm<T>(p);
+      return;
+    case DLK_REDUCE_VAR:
+    case DLK_REDUCE_STD:
+      if constexpr (!std::is_integral_v<T>) variance<T>(p);
+      return;
   }
 }
 
@@ -396,30 +583,88 @@ void spread(const ReduceBackward& p) {
       Out<T>{p.dx.as<T>()}, In<T>{p.dy.as<T>()});
 }
 
+// Gradients that need x. What is found out of each result first: `a` and `b`.
 template <class T>
-void share(const ReduceBackward& p) {
+class FromElements {
   using Acc = Accumulator<T>;
-  std::vector<Acc> shares(p.dy.numel());  // first the number of ties
-  Acc* share = shares.data();
-  const Tensor shares_view = contiguous_like(p.dy, p.dy.dtype, share);
-  Reducer<T, Sum<Acc>>(Reduce{p.x, shares_view, p.axes, DLK_REDUCE_SUM}, p.y)
-      .run([=](int64_t at, Acc ties) { share[at] = ties; });
-  map_spans(
-      make_index<2>({&shares_view, &p.dy}),
-      [](int64_t n, Acc* share, const Acc* dy) {
-        DLK_SIMD for (int64_t i = 0; i < n; ++i) share[i] = dy[i] / share[i];
-      },
-      InOut<Acc>{{share}}, In<T>{p.dy.as<T>()});
-  map_spans(
-      in_memory_order(make_index<4>({&p.dx, &p.x, &p.y, &shares_view})),
-      [](int64_t n, Acc* dx, const Acc* x, const Acc* y, const Acc* share) {
-        DLK_SIMD for (int64_t i = 0; i < n; ++i) {
-          const Acc other = y[i] == y[i] ? Acc(0) : y[i];
-          dx[i] = x[i] == y[i] ? share[i] : other;
+
+ public:
+  explicit FromElements(const ReduceBackward& p) : p_(p), a_(p.dy.numel()), b_(p.dy.numel()) {}
+
+  void run() {
+    const Acc ord = static_cast<Acc>(p_.ord), factor = static_cast<Acc>(deviation_factor(p_));
+    switch (p_.kind) {
+      case DLK_REDUCE_PROD:
+        reduce<Product<Acc>>(Term::kFactor, {}, [&](int64_t at, Acc v) { a_[at] = v; });
+        reduce<Sum<Acc>>(Term::kZero, {}, [&](int64_t at, Acc v) { b_[at] = v; });
+        return map([](Acc dy, Acc x, Acc, Acc a, Acc b) { return product_gradient(dy, x, a, b); });
+      case DLK_REDUCE_VECTOR_NORM:
+        if (!std::isinf(ord)) {
+          return map(
+              [=](Acc dy, Acc x, Acc y, Acc, Acc) { return norm_gradient(dy, x, y, ord); });
         }
-      },
-      Out<T>{p.dx.as<T>()}, In<T>{p.x.as<T>()}, In<T>{p.y.as<T>()}, In<Acc>{share});
-}
+        count(Term::kAbsEqual);
+        return map([](Acc dy, Acc x, Acc y, Acc ties, Acc) {
+          return sign_of(x) * share_gradient(dy, std::abs(x), y, ties);
+        });
+      case DLK_REDUCE_VAR:
+        find_means();
+        return map([=](Acc dy, Acc x, Acc, Acc a, Acc b) {
+          return variance_gradient(dy, x, a, b, factor);
+        });
+      case DLK_REDUCE_STD:
+        find_means();
+        return map([=](Acc dy, Acc x, Acc y, Acc a, Acc b) {
+          return deviation_gradient(dy, x, y, a, b, factor);
+        });
+      default:
+        count(Term::kEqual);
+        return map(
+            [](Acc dy, Acc x, Acc y, Acc ties, Acc) { return share_gradient(dy, x, y, ties); });
+    }
+  }
+
+ private:
+  template <class Op, class Finish>
+  void reduce(Term term, const Tensor& pivot, Finish finish) {
+    const Reduce problem{p_.x, contiguous_like(p_.dy, p_.dy.dtype, a_.data()), p_.axes,
+                         DLK_REDUCE_SUM};
+    Reducer<T, Op>(problem, term, pivot).run(finish);
+  }
+  void count(Term term) {
+    reduce<Sum<Acc>>(term, p_.y, [&](int64_t at, Acc ties) { a_[at] = ties; });
+  }
+  void find_means() {
+    const Tensor first = first_elements(p_.x, p_.axes), to = contiguous(a_);
+    reduce<Moments<Acc>>(Term::kMinus, first,
+                         [&](int64_t at, const auto& v) { b_[at] = v.mean; });
+    map_spans(
+        make_index<2>({&to, &first}),
+        [](int64_t n, Acc* out, const Acc* v) { std::copy_n(v, n, out); },
+        Out<Acc>{a_.data()}, In<T>{p_.x.template as<T>()});
+  }
+  Tensor contiguous(std::vector<Acc>& values) const {
+    return contiguous_like(p_.dy, p_.dy.dtype, values.data());
+  }
+
+  // dx = f(dy, x, y, a, b)
+  template <class F>
+  void map(F f) {
+    const Tensor a = contiguous(a_), b = contiguous(b_);
+    const Tensor& y = p_.y ? p_.y : p_.dy;
+    map_spans(
+        in_memory_order(make_index<6>({&p_.dx, &p_.dy, &p_.x, &y, &a, &b})),
+        [f](int64_t n, Acc* dx, const Acc* dy, const Acc* x, const Acc* y_, const Acc* a_,
+            const Acc* b_) {
+          DLK_SIMD for (int64_t i = 0; i < n; ++i) dx[i] = f(dy[i], x[i], y_[i], a_[i], b_[i]);
+        },
+        Out<T>{p_.dx.template as<T>()}, In<T>{p_.dy.template as<T>()}, In<T>{p_.x.template as<T>()},
+        In<T>{y.template as<T>()}, In<Acc>{a_.data()}, In<Acc>{b_.data()});
+  }
+
+  const ReduceBackward& p_;
+  std::vector<Acc> a_, b_;
+};
 
 constexpr Impl<Reduce> kForward[] = {
     {"cpu_blocks", supports_all, nullptr,
@@ -430,7 +675,7 @@ constexpr Impl<Reduce> kForward[] = {
 constexpr Impl<ReduceBackward> kBackward[] = {
     {"cpu_spans", supports_all, nullptr,
      [](const ReduceBackward& p, const Launch&) {
-       dispatch_floating(p.dy.dtype, [&]<class T>() { p.x ? share<T>(p) : spread<T>(p); });
+       dispatch_floating(p.dy.dtype, [&]<class T>() { p.x ? FromElements<T>(p).run() : spread<T>(p); });
      }},
 };
 

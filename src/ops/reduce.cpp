@@ -1,6 +1,7 @@
 #include "ops/reduce.h"
 
 #include <bit>
+#include <cmath>
 #include <limits>
 
 namespace dlkern {
@@ -11,10 +12,18 @@ constexpr dlk_reduce_params kDefaults = DLK_REDUCE_PARAMS_INIT;
 constexpr struct {
   const char* forward;
   const char* backward;
-} kNames[] = {{"sum", "sum_backward"}, {"mean", "mean_backward"}, {"max", "max_backward"},
-              {"min", "min_backward"}, {"argmax", "argmax"},      {"argmin", "argmin"}};
+} kNames[] = {{"sum", "sum_backward"},
+              {"mean", "mean_backward"},
+              {"max", "max_backward"},
+              {"min", "min_backward"},
+              {"argmax", "argmax"},
+              {"argmin", "argmin"},
+              {"prod", "prod_backward"},
+              {"vector_norm", "vector_norm_backward"},
+              {"var", "var_backward"},
+              {"std", "std_backward"}};
 
-bool is_kind(int32_t kind) { return kind >= DLK_REDUCE_SUM && kind <= DLK_REDUCE_ARGMIN; }
+bool is_kind(int32_t kind) { return kind >= DLK_REDUCE_SUM && kind <= DLK_REDUCE_STD; }
 
 // The op's index in kNames, before params have been checked.
 int32_t name_of(const dlk_reduce_params* params) {
@@ -26,7 +35,14 @@ dlk_reduce_kind kind_of(const dlk_reduce_params& p) {
   if (!is_kind(p.kind)) {
     fail(DLK_INVALID_ARGUMENT, "kind is ", p.kind, ", expected a dlk_reduce_kind");
   }
-  return static_cast<dlk_reduce_kind>(p.kind);
+  const auto kind = static_cast<dlk_reduce_kind>(p.kind);
+  if (kind == DLK_REDUCE_VECTOR_NORM && std::isnan(p.ord)) {
+    fail(DLK_INVALID_ARGUMENT, "ord is nan, expected a number");
+  }
+  if (is_variance(kind) && !std::isfinite(p.correction)) {
+    fail(DLK_INVALID_ARGUMENT, "correction is ", p.correction, ", expected a finite number");
+  }
+  return kind;
 }
 
 // The reduced axes of x as a bit mask.
@@ -64,7 +80,7 @@ Tensor keep_dims(const Call& call, const Tensor& t, const Tensor& x, uint32_t ax
 }
 
 void require_reducible(const Call& call, const Tensor& x, dlk_reduce_kind kind) {
-  if (kind == DLK_REDUCE_MEAN) {
+  if (kind == DLK_REDUCE_MEAN || kind == DLK_REDUCE_VECTOR_NORM || is_variance(kind)) {
     call.require_floating(x);
   } else {
     call.require_dtype(x, {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
@@ -80,7 +96,7 @@ void require_result_dtype(const Call& call, const Tensor& y, const Tensor& x,
       fail(DLK_UNSUPPORTED_DTYPE, "y.dtype is int32, expected int64 for indices into ", x.numel(),
            " elements");
     }
-  } else if (is_index(x.dtype) && kind == DLK_REDUCE_SUM) {
+  } else if (is_index(x.dtype) && (kind == DLK_REDUCE_SUM || kind == DLK_REDUCE_PROD)) {
     call.require_dtype(y, {DType::kInt64});
   } else if (dtype_size(x.dtype) == 2) {
     call.require_dtype(y, {x.dtype, DType::kFloat32});
@@ -89,9 +105,15 @@ void require_result_dtype(const Call& call, const Tensor& y, const Tensor& x,
   }
 }
 
-// Only a sum and a mean are defined over no elements.
-void require_elements(const Tensor& x, const Tensor& y, uint32_t axes, dlk_reduce_kind kind) {
-  if (kind == DLK_REDUCE_SUM || kind == DLK_REDUCE_MEAN || y.numel() == 0) return;
+// Whether the op is defined over no elements.
+bool has_neutral(dlk_reduce_kind kind, double ord) {
+  if (kind == DLK_REDUCE_VECTOR_NORM) return ord >= 0 && std::isfinite(ord);
+  return kind != DLK_REDUCE_MAX && kind != DLK_REDUCE_MIN && !is_arg(kind);
+}
+
+void require_elements(const Tensor& x, const Tensor& y, uint32_t axes, dlk_reduce_kind kind,
+                      double ord) {
+  if (has_neutral(kind, ord) || y.numel() == 0) return;
   for (int d = 0; d < x.ndim; ++d) {
     if ((axes >> d & 1u) && x.shape[d] == 0) {
       fail(DLK_INVALID_ARGUMENT, x.name, ".shape is ", shape_string(x),
@@ -115,9 +137,9 @@ dlk_status_t forward(const DLTensor* x_, const DLTensor* y_, const dlk_reduce_pa
     }
     require_result_dtype(call, result, x, kind);
     const Tensor y = keep_dims(call, result, x, axes);
-    require_elements(x, y, axes, kind);
+    require_elements(x, y, axes, kind, p.ord);
     call.require_disjoint(y, x);
-    call.run(Reduce{x, y, axes, kind});
+    call.run(Reduce{x, y, axes, kind, p.ord, p.correction});
   });
 }
 
@@ -131,24 +153,25 @@ dlk_status_t backward(const DLTensor* dy_, const DLTensor* x_, const DLTensor* y
       fail(DLK_INVALID_ARGUMENT, "kind is ", kNames[kind].forward,
            ", expected one with a gradient");
     }
-    const bool selects = kind == DLK_REDUCE_MAX || kind == DLK_REDUCE_MIN;
     Tensor dy = call.input("dy", dy_);
-    const Tensor x = selects ? call.input("x", x_) : Tensor{};
-    Tensor y = selects ? call.input("y", y_) : Tensor{};
+    const Tensor x = takes_x(kind) ? call.input("x", x_) : Tensor{};
+    Tensor y = takes_y(kind) ? call.input("y", y_) : Tensor{};
     const Tensor dx = call.output("dx", dx_);
     call.require_floating(dy);
     call.require_same_dtype(dx, dy);
     const uint32_t axes = axes_of(call, p, dx);
     dy = keep_dims(call, dy, dx, axes);
     call.require_disjoint(dx, dy);
-    if (selects) {
+    if (x) {
       call.require_like(x, dx);
+      call.require_same_or_disjoint(dx, x);
+    }
+    if (y) {
       call.require_same_dtype(y, dy);
       y = keep_dims(call, y, dx, axes);
-      call.require_same_or_disjoint(dx, x);
       call.require_disjoint(dx, y);
     }
-    call.run(ReduceBackward{dy, x, y, dx, axes, kind});
+    call.run(ReduceBackward{dy, x, y, dx, axes, kind, p.ord, p.correction});
   });
 }
 

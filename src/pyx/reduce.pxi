@@ -6,11 +6,17 @@ cdef extern from "dlkern/reduce.h" nogil:
         DLK_REDUCE_MIN
         DLK_REDUCE_ARGMAX
         DLK_REDUCE_ARGMIN
+        DLK_REDUCE_PROD
+        DLK_REDUCE_VECTOR_NORM
+        DLK_REDUCE_VAR
+        DLK_REDUCE_STD
     ctypedef struct dlk_reduce_params:
         uint32_t struct_size
         int32_t kind
         int32_t axis_count
         int32_t axes[8]
+        double ord
+        double correction
     dlk_status_t dlk_reduce(const DLTensor*, const DLTensor*, const dlk_reduce_params*,
                             const dlk_launch*)
     dlk_status_t dlk_reduce_backward(const DLTensor*, const DLTensor*, const DLTensor*,
@@ -18,15 +24,22 @@ cdef extern from "dlkern/reduce.h" nogil:
 
 cdef dict _reduce_kinds = {
     "sum": DLK_REDUCE_SUM, "mean": DLK_REDUCE_MEAN, "max": DLK_REDUCE_MAX, "min": DLK_REDUCE_MIN,
-    "argmax": DLK_REDUCE_ARGMAX, "argmin": DLK_REDUCE_ARGMIN,
+    "argmax": DLK_REDUCE_ARGMAX, "argmin": DLK_REDUCE_ARGMIN, "prod": DLK_REDUCE_PROD,
+    "vector_norm": DLK_REDUCE_VECTOR_NORM, "var": DLK_REDUCE_VAR, "std": DLK_REDUCE_STD,
 }
 
 
-cdef int reduce_params(Call call, str kind, object axis, dlk_reduce_params* p) except -1:
+cdef int reduce_params(Call call, str kind, object axis, object number,
+                       dlk_reduce_params* p) except -1:
+    """`number`: the order of a norm, or the correction of a variance."""
     memset(p, 0, sizeof(dlk_reduce_params))
     p.struct_size = sizeof(dlk_reduce_params)
     p.kind = _reduce_kinds[kind]
     p.axis_count = -1
+    if kind == "vector_norm":
+        p.ord = real(call, "ord", number)
+    elif number is not None:
+        p.correction = real(call, "correction", number)
     if axis is None:
         return 0
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -53,15 +66,15 @@ cdef int reduced_shape(const DLTensor* x, const dlk_reduce_params* p, bint keepd
     return rank
 
 
-def reduce(x, str kind, axis, bint keepdims, out, stream):
+def reduce(x, str kind, axis, number, bint keepdims, out, stream):
     cdef Call call = Call(kind, stream)
     cdef const DLTensor* tx = call.input("x", x)
     cdef dlk_reduce_params params
     cdef int64_t shape[MAX_DIMS]
-    reduce_params(call, kind, axis, &params)
+    reduce_params(call, kind, axis, number, &params)
     cdef int ndim = reduced_shape(tx, &params, keepdims, shape)
     cdef DLDataType dtype = tx.dtype
-    if params.kind >= DLK_REDUCE_ARGMAX or (kind == "sum" and dtype_name(dtype) == "int32"):
+    if kind in ("argmax", "argmin") or (kind in ("sum", "prod") and dtype_name(dtype) == "int32"):
         dtype = dtype_named("int64")
     cdef const DLTensor* ty = call.output("y", out, ndim, shape, dtype)
     while call.pending():
@@ -70,18 +83,18 @@ def reduce(x, str kind, axis, bint keepdims, out, stream):
     return call.result()
 
 
-def reduce_backward(dy, x, y, str kind, shape, axis, out, stream):
-    """Of sum and mean with x and y None, of max and min with shape None."""
+def reduce_backward(dy, x, y, str kind, shape, axis, number, out, stream):
+    """x and y are None where the gradient has no use for them; `shape` where x is given."""
     cdef Call call = Call(kind + "_backward", stream)
+    cdef bint takes_x = kind not in ("sum", "mean"), takes_y = takes_x and kind not in ("prod", "var")
     cdef const DLTensor* tdy = call.input("dy", dy)
-    cdef bint selects = kind in ("max", "min")
-    cdef const DLTensor* tx = call.input("x", x) if selects else NULL
-    cdef const DLTensor* ty = call.input("y", y) if selects else NULL
+    cdef const DLTensor* tx = call.input("x", x) if takes_x else NULL
+    cdef const DLTensor* ty = call.input("y", y) if takes_y else NULL
     cdef dlk_reduce_params params
     cdef int64_t extents[MAX_DIMS]
     cdef int ndim = 0
-    reduce_params(call, kind, axis, &params)
-    if selects:
+    reduce_params(call, kind, axis, number, &params)
+    if takes_x:
         ndim = tx.ndim
         for d in range(ndim):
             extents[d] = tx.shape[d]

@@ -1,0 +1,136 @@
+// Gradients of the reductions: one element-wise pass, after a reduction of x where the gradient needs
+// something of each result that the forward pass did not leave (ties, the other factors, the mean).
+// Bound by memory.
+#include "core/reduce_math.h"
+#include "cuda/prims/axis_reduce.cuh"
+#include "cuda/prims/elementwise.cuh"
+#include "cuda/reduce.h"
+
+namespace dlkern {
+namespace {
+
+using namespace gpu;
+
+// dx = dy / n
+template <class Acc>
+struct Spread {
+  Acc n;
+  template <int W>
+  __device__ void operator()(Pack<Acc, W>& dx, const Pack<Acc, W>& dy) const {
+#pragma unroll
+    for (int k = 0; k < W; ++k) dx[k] = dy[k] / n;
+  }
+};
+
+// a and b: the statistics of cuda/reduce.h.
+template <class Acc>
+struct Gradient {
+  dlk_reduce_kind kind;
+  Acc ord;     // of a norm
+  Acc factor;  // of the deviation
+
+  __device__ __forceinline__ Acc of(Acc dy, Acc x, Acc y, Acc a, Acc b) const {
+    switch (kind) {
+      case DLK_REDUCE_PROD:
+        return product_gradient(dy, x, a, b);
+      case DLK_REDUCE_VECTOR_NORM:
+        return isinf(ord) ? sign_of(x) * share_gradient(dy, std::abs(x), y, a)
+                          : norm_gradient(dy, x, y, ord);
+      case DLK_REDUCE_VAR:
+        return variance_gradient(dy, x, a, b, factor);
+      case DLK_REDUCE_STD:
+        return deviation_gradient(dy, x, y, a, b, factor);
+      default:
+        return share_gradient(dy, x, y, a);
+    }
+  }
+  template <int W>
+  __device__ void operator()(Pack<Acc, W>& dx, const Pack<Acc, W>& dy, const Pack<Acc, W>& x,
+                             const Pack<Acc, W>& y, const Pack<Acc, W>& a,
+                             const Pack<Acc, W>& b) const {
+#pragma unroll
+    for (int k = 0; k < W; ++k) dx[k] = of(dy[k], x[k], y[k], a[k], b[k]);
+  }
+};
+
+// The reduction in front: its statistics lie in the workspace, and its partial results behind them.
+struct Before {
+  bool needed = false;
+  axis::Plan plan;
+  Statistics statistics;
+  size_t partials_at, workspace_bytes;
+
+  Before(const ReduceBackward& p, void* workspace)
+      : plan(plan_axes(p.x ? p.x : p.dx, p.dy, Tensor{}, p.axes, false)) {
+    const bool norm = p.kind == DLK_REDUCE_VECTOR_NORM;
+    needed = p.x && (!norm || std::isinf(p.ord));
+    if (!needed) {
+      partials_at = workspace_bytes = 0;
+      return;
+    }
+    const DType dtype = p.dy.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    const size_t bytes = ceil_div(p.dy.numel() * dtype_size(dtype), 256) * 256;
+    char* at = static_cast<char*>(workspace);
+    statistics = {contiguous_like(p.dy, dtype, at), contiguous_like(p.dy, dtype, at + bytes)};
+    plan = plan_axes(p.x, statistics.a, pivot_of(p), p.axes, false);
+    const size_t state = state_bytes(is_variance(p.kind)         ? DLK_REDUCE_VAR
+                                     : p.kind == DLK_REDUCE_PROD ? DLK_REDUCE_PROD
+                                                                 : DLK_REDUCE_SUM,
+                                     p.x.dtype);
+    partials_at = 2 * bytes;
+    workspace_bytes = partials_at + axis_workspace_bytes(plan, state);
+  }
+
+  void run(const ReduceBackward& p, const Launch& launch) const {
+    void* partials = static_cast<char*>(launch.workspace) + partials_at;
+    const auto with = [&](auto* reduce) { reduce(p, statistics, plan, launch.stream, partials); };
+    if (is_variance(p.kind)) return with(find_means);
+    p.kind == DLK_REDUCE_PROD ? with(split_products) : with(count_ties);
+  }
+
+ private:
+  static Tensor pivot_of(const ReduceBackward& p) {
+    return is_variance(p.kind) ? first_elements(p.x, p.axes) : p.y;
+  }
+};
+
+template <class T>
+void spread(const ReduceBackward& p, const Launch& launch) {
+  using Acc = Accumulator<T>;
+  const int64_t n = make_index<1>({&p.dx}, p.axes).numel;
+  map_elements(in_memory_order(make_index<2>({&p.dx, &p.dy})),
+               Spread<Acc>{p.kind == DLK_REDUCE_MEAN ? static_cast<Acc>(n) : Acc(1)}, launch.stream,
+               Out<T>{p.dx.as<T>()}, In<T>{p.dy.as<T>()});
+}
+
+template <class T>
+void from_elements(const ReduceBackward& p, const Launch& launch) {
+  using Acc = Accumulator<T>;
+  const Before before(p, launch.workspace);
+  if (before.needed) before.run(p, launch);
+  const Tensor &a = before.statistics.a, &b = before.statistics.b;
+  const Gradient<Acc> gradient{p.kind, static_cast<Acc>(p.ord),
+                               static_cast<Acc>(deviation_factor(p))};
+  map_elements(in_memory_order(make_index<6>({&p.dx, &p.dy, &p.x, &p.y, &a, &b})), gradient,
+               launch.stream, Out<T>{p.dx.as<T>()}, In<T>{p.dy.as<T>()}, In<T>{p.x.as<T>()},
+               In<T>{p.y.as<T>()}, In<Acc>{a.as<Acc>()}, In<Acc>{b.as<Acc>()});
+}
+
+constexpr Impl<ReduceBackward> kBackward[] = {
+    {"elementwise", supports_all,
+     [](const ReduceBackward& p) { return p.x ? Before(p, nullptr).workspace_bytes : size_t{0}; },
+     [](const ReduceBackward& p, const Launch& launch) {
+       dispatch_floating(p.dy.dtype, [&]<class T>() {
+         p.x ? from_elements<T>(p, launch) : spread<T>(p, launch);
+       });
+     }},
+};
+
+}  // namespace
+
+template <>
+ImplList<ReduceBackward> gpu_impls<ReduceBackward>() {
+  return kBackward;
+}
+
+}  // namespace dlkern
