@@ -300,9 +300,7 @@ enum class Term {
 template <class Acc>
 void map_terms(Term term, Acc ord, const Acc* v, const Acc* pivot, int64_t stride, int64_t n,
                Acc* out) {
-  const auto map = [=](auto f) {
-    DLK_SIMD for (int64_t i = 0; i < n; ++i) out[i] = f(v[i]);
-  };
+  const auto map = [=](auto f) { DLK_SIMD for (int64_t i = 0; i < n; ++i) out[i] = f(v[i]); };
   const auto with_pivot = [=](auto f) {
     for (int64_t i = 0; i < n; ++i) out[i] = f(v[i], pivot[i * stride]);
   };
@@ -495,9 +493,8 @@ template <class T>
 void sum(const Reduce& p) {
   using Acc = Accumulator<T>;
   const Acc n = static_cast<Acc>(make_index<1>({&p.x}, p.axes).numel);
-  reduce_to<T, Sum<Acc>>(p, Term::kValue, {}, [=, mean = p.kind == DLK_REDUCE_MEAN](Acc v) {
-    return mean ? v / n : v;
-  });
+  reduce_to<T, Sum<Acc>>(p, Term::kValue, {},
+                         [=, mean = p.kind == DLK_REDUCE_MEAN](Acc v) { return mean ? v / n : v; });
 }
 
 template <class T, bool kMin>
@@ -511,9 +508,8 @@ void arg_extreme(const Reduce& p) {
   using Op = typename ArgExtreme<kMin>::template Of<Accumulator<T>>;
   dispatch_index(p.y.dtype, [&]<class Y>() {
     Y* y = p.y.as<Y>();
-    Reducer<T, Op>(p).run([=](int64_t at, const typename Op::Partial& v) {
-      y[at] = static_cast<Y>(v.index);
-    });
+    Reducer<T, Op>(p).run(
+        [=](int64_t at, const typename Op::Partial& v) { y[at] = static_cast<Y>(v.index); });
   });
 }
 
@@ -600,8 +596,7 @@ class FromElements {
         return map([](Acc dy, Acc x, Acc, Acc a, Acc b) { return product_gradient(dy, x, a, b); });
       case DLK_REDUCE_VECTOR_NORM:
         if (!std::isinf(ord)) {
-          return map(
-              [=](Acc dy, Acc x, Acc y, Acc, Acc) { return norm_gradient(dy, x, y, ord); });
+          return map([=](Acc dy, Acc x, Acc y, Acc, Acc) { return norm_gradient(dy, x, y, ord); });
         }
         count(Term::kAbsEqual);
         return map([](Acc dy, Acc x, Acc y, Acc ties, Acc) {
@@ -636,12 +631,11 @@ class FromElements {
   }
   void find_means() {
     const Tensor first = first_elements(p_.x, p_.axes), to = contiguous(a_);
-    reduce<Moments<Acc>>(Term::kMinus, first,
-                         [&](int64_t at, const auto& v) { b_[at] = v.mean; });
+    reduce<Moments<Acc>>(Term::kMinus, first, [&](int64_t at, const auto& v) { b_[at] = v.mean; });
     map_spans(
         make_index<2>({&to, &first}),
-        [](int64_t n, Acc* out, const Acc* v) { std::copy_n(v, n, out); },
-        Out<Acc>{a_.data()}, In<T>{p_.x.template as<T>()});
+        [](int64_t n, Acc* out, const Acc* v) { std::copy_n(v, n, out); }, Out<Acc>{a_.data()},
+        In<T>{p_.x.template as<T>()});
   }
   Tensor contiguous(std::vector<Acc>& values) const {
     return contiguous_like(p_.dy, p_.dy.dtype, values.data());
@@ -675,7 +669,8 @@ constexpr Impl<Reduce> kForward[] = {
 constexpr Impl<ReduceBackward> kBackward[] = {
     {"cpu_spans", supports_all, nullptr,
      [](const ReduceBackward& p, const Launch&) {
-       dispatch_floating(p.dy.dtype, [&]<class T>() { p.x ? FromElements<T>(p).run() : spread<T>(p); });
+       dispatch_floating(p.dy.dtype,
+                         [&]<class T>() { p.x ? FromElements<T>(p).run() : spread<T>(p); });
      }},
 };
 

@@ -8,8 +8,11 @@ void reduce_moments(const Reduce& p, const axis::Plan& plan, void* stream, void*
   const double divisor = variance_divisor(plan.order.n, p.correction);
   dispatch_floating(p.x.dtype, [&]<class T>() {
     using Acc = Accumulator<T>;
-    const MomentsOp<Acc> op{{p.y.data, p.y.dtype}, static_cast<Acc>(divisor),
-                            p.kind == DLK_REDUCE_STD, nullptr, nullptr};
+    const MomentsOp<Acc> op{{p.y.data, p.y.dtype},
+                            static_cast<Acc>(divisor),
+                            p.kind == DLK_REDUCE_STD,
+                            nullptr,
+                            nullptr};
     reduce_axes<T>(p.x, p.x, plan, op, stream, workspace);
   });
 }

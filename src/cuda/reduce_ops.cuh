@@ -271,7 +271,7 @@ struct ArgOp {
   }
   template <class T>
   __device__ void finish(const axis::Found<T>& found, const State& state) const {
-    int64_t i = state.piece * axis::kWidth<T>;
+    int64_t i = state.piece * kPiece<T>;
     for (;; ++i) {
       const Acc v = transform(static_cast<Acc>(found.row[found.reduced.offset(i)]));
       if (v == state.value || v != v || i + 1 >= found.n) break;

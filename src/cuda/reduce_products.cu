@@ -35,12 +35,11 @@ void reduce_norms(const Reduce& p, const axis::Plan& plan, void* stream, void* w
   });
 }
 
-void count_ties(const ReduceBackward& p, const Statistics& to, const axis::Plan& plan,
-                void* stream, void* workspace) {
+void count_ties(const ReduceBackward& p, const Statistics& to, const axis::Plan& plan, void* stream,
+                void* workspace) {
   const Term term = p.kind == DLK_REDUCE_VECTOR_NORM ? Term::kAbsEqual : Term::kEqual;
-  dispatch_floating(p.x.dtype, [&]<class T>() {
-    count_terms<T>(p.x, p.y, to.a, term, plan, stream, workspace);
-  });
+  dispatch_floating(
+      p.x.dtype, [&]<class T>() { count_terms<T>(p.x, p.y, to.a, term, plan, stream, workspace); });
 }
 
 void split_products(const ReduceBackward& p, const Statistics& to, const axis::Plan& plan,

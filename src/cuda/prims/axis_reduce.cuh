@@ -37,20 +37,18 @@
 #include "core/fast_div.h"
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
-#include "cuda/prims/vec.cuh"
+#include "cuda/prims/row_registers.cuh"
 
 namespace dlkern::gpu {
 
 namespace axis {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kLanes = 32;       // of a chunk, at most; no more than any target's warps have
+inline constexpr int kLanes = 32;  // of a chunk, at most; no more than any target's warps have
 inline constexpr int kTeams = kThreads / kLanes;
 inline constexpr int kChain = 8;        // pieces of a lane in a chunk that is not deep
 inline constexpr int kGroup = 8;        // chunks
 inline constexpr int kRowChunks = 256;  // of a row that one block takes
-template <class T>
-inline constexpr int kWidth = 16 / sizeof(T);  // elements of a piece
 
 inline int power_of_two_for(int64_t n, int most) {
   return static_cast<int>(std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(n, 1, most))));
@@ -132,53 +130,27 @@ struct Plan {
   int64_t results() const { return kept.numel; }
   // Columns: threads side by side, and all that would be.
   DLK_HD int column_threads() const { return kThreads / order.lanes; }
-  int64_t columns(int width) const { return inner ? kept.numel / inner * ceil_div(inner, width) : 0; }
+  int64_t columns(int width) const {
+    return inner ? kept.numel / inner * ceil_div(inner, width) : 0;
+  }
 };
 
 // ---- Pieces ------------------------------------------------------------------------------------
 
-// Words, since elements of 16 bits on their own would take as many registers as float32.
 template <class T>
-struct Packed {
-  uint32_t word[4];
-
-  __device__ __forceinline__ T get(int e) const {
-    if constexpr (sizeof(T) == 2) {
-      return bit_cast_to<T>(static_cast<uint16_t>(word[e / 2] >> 16 * (e % 2)));
-    } else if constexpr (sizeof(T) == 4) {
-      return bit_cast_to<T>(word[e]);
-    } else {
-      return bit_cast_to<T>(word[2 * e] | static_cast<uint64_t>(word[2 * e + 1]) << 32);
-    }
-  }
-  __device__ __forceinline__ void set(int e, T v) {
-    if constexpr (sizeof(T) == 2) {
-      const uint32_t kept = word[e / 2] & 0xffff0000u >> 16 * (e % 2);
-      word[e / 2] = kept | static_cast<uint32_t>(bit_cast_to<uint16_t>(v)) << 16 * (e % 2);
-    } else if constexpr (sizeof(T) == 4) {
-      word[e] = bit_cast_to<uint32_t>(v);
-    } else {
-      const auto bits = bit_cast_to<uint64_t>(v);
-      word[2 * e] = static_cast<uint32_t>(bits);
-      word[2 * e + 1] = static_cast<uint32_t>(bits >> 32);
-    }
-  }
-};
-
-template <class T>
-__device__ __forceinline__ Packed<T> load_16(const void* p) {
+__device__ __forceinline__ Piece<T> load_16(const void* p) {
   const uint4 v = *static_cast<const uint4*>(p);
   return {{v.x, v.y, v.z, v.w}};
 }
 
 // Neighbours at any address, by two loads of 16 bytes that are shifted into place.
 template <class T>
-__device__ __forceinline__ Packed<T> load_shifted(const T* from) {
+__device__ __forceinline__ Piece<T> load_shifted(const T* from) {
   const auto* p = reinterpret_cast<const char*>(from);
   const auto shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p) & 15);
-  const Packed<T> low = load_16<T>(p - shift);
+  const Piece<T> low = load_16<T>(p - shift);
   if (shift == 0) return low;
-  const Packed<T> high = load_16<T>(p - shift + 16);
+  const Piece<T> high = load_16<T>(p - shift + 16);
   uint32_t w[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) w[i] = low.word[i], w[4 + i] = high.word[i];
@@ -195,34 +167,24 @@ __device__ __forceinline__ Packed<T> load_shifted(const T* from) {
 
 // `count` elements `step` apart, zeros behind them, one by one. Not inlined: it is as long as rare.
 template <class T>
-__device__ __noinline__ Packed<T> load_strided(const T* p, int64_t step, int count) {
-  Packed<T> piece{};
+__device__ __noinline__ Piece<T> load_strided(const T* p, int64_t step, int count) {
+  Piece<T> piece{};
 #pragma unroll
-  for (int e = 0; e < kWidth<T>; ++e) {
+  for (int e = 0; e < kPiece<T>; ++e) {
     if (e < count) piece.set(e, p[e * step]);
   }
   return piece;
 }
 // The same for elements first, first + 1, ... of the result that begins at `row`.
 template <class T>
-__device__ __noinline__ Packed<T> load_scattered(const T* row, const ReducedIndex& reduced,
-                                                 int64_t first, int count) {
-  Packed<T> piece{};
+__device__ __noinline__ Piece<T> load_scattered(const T* row, const ReducedIndex& reduced,
+                                                int64_t first, int count) {
+  Piece<T> piece{};
 #pragma unroll
-  for (int e = 0; e < kWidth<T>; ++e) {
+  for (int e = 0; e < kPiece<T>; ++e) {
     if (e < count) piece.set(e, row[reduced.offset(first + e)]);
   }
   return piece;
-}
-
-template <class T>
-__device__ __forceinline__ Packed<T> load_any(const Source<T>& in, const T* p, int64_t step,
-                                              int count) {
-  const uintptr_t granule = reinterpret_cast<uintptr_t>(p) & ~uintptr_t{15};
-  if (step == 1 && count == kWidth<T> && granule >= in.begin && granule + 32 <= in.end) {
-    return load_shifted(p);
-  }
-  return load_strided(p, step, count);
 }
 
 // ---- States ------------------------------------------------------------------------------------
@@ -252,11 +214,11 @@ __device__ __noinline__ inline int64_t far_offset(const ReducedIndex& reduced, i
 
 template <class T, class Op>
 __device__ __forceinline__ void add_piece(const Op& op, typename Op::State& state,
-                                          const Packed<T>& piece, int count, int64_t j,
+                                          const Piece<T>& piece, int count, int64_t j,
                                           Accumulator<T> pivot) {
-  Accumulator<T> v[kWidth<T>];
+  Accumulator<T> v[kPiece<T>];
 #pragma unroll
-  for (int e = 0; e < kWidth<T>; ++e) v[e] = static_cast<Accumulator<T>>(piece.get(e));
+  for (int e = 0; e < kPiece<T>; ++e) v[e] = static_cast<Accumulator<T>>(piece.get(e));
   op.add(state, v, count, j, pivot);
 }
 
@@ -295,8 +257,8 @@ __device__ __forceinline__ typename Op::State combine_group(const Op& op, int64_
 // The state of result r's segment: to the workspace, or finished where it is all there is.
 template <class T, class Op>
 __device__ __noinline__ void put(const Source<T>& in, const Plan& plan, const Op& op,
-                                    typename Op::State* partials, int64_t r, int64_t segment,
-                                    const typename Op::State& state) {
+                                 typename Op::State* partials, int64_t r, int64_t segment,
+                                 const typename Op::State& state) {
   if (partials) {
     partials[segment * plan.kept.numel + r] = state;
     return;
@@ -306,45 +268,64 @@ __device__ __noinline__ void put(const Source<T>& in, const Plan& plan, const Op
   op.finish(Found<T>{in.x + at[0], plan.reduced, plan.order.n, at[1], in.pivots + at[2]}, state);
 }
 
+// Those of a chunk's pieces, which begin at `row`, that load_shifted takes.
+struct Range {
+  int begin, end;
+};
+template <class T>
+__device__ __forceinline__ Range shiftable(const Source<T>& in, const T* row, int pieces) {
+  const auto from = reinterpret_cast<uintptr_t>(row) & ~uintptr_t{15};
+  const auto room = static_cast<int64_t>(in.end - from) / 16 - 1;  // pieces
+  const int begin = from < in.begin && pieces > 0 ? 1 : 0;
+  return {begin, room < begin ? begin : room < pieces ? static_cast<int>(room) : pieces};
+}
+
 // A lane's share of chunk c of the result that begins at `row`.
 template <bool kVector, class T, class Op>
 __device__ __forceinline__ typename Op::State reduce_chain(const Source<T>& in, const Plan& plan,
                                                            const Op& op, const T* row,
                                                            Accumulator<T> pivot, int64_t c,
                                                            int lane) {
-  constexpr int kWidth = axis::kWidth<T>, kAtOnce = kVector ? 8 : 4;
+  constexpr int kWidth = kPiece<T>, kAtOnce = 8;
   typename Op::State state = op.identity();
   const int lanes = plan.order.lanes;
   const int64_t first = c * plan.order.chunk;  // piece
-  const int64_t left = plan.order.n / kWidth - first;
-  const int whole = static_cast<int>(left < plan.order.chunk ? left : plan.order.chunk);
-  for (int j = lane; j < whole; j += kAtOnce * lanes) {
-    Packed<T> piece[kAtOnce];
+  const int64_t left = plan.order.pieces - first, left_whole = plan.order.n / kWidth - first;
+  const int pieces = static_cast<int>(left < plan.order.chunk ? left : plan.order.chunk);
+  const int whole = static_cast<int>(left_whole < pieces ? left_whole : pieces);
+  Range quick{0, whole};
+  if constexpr (!kVector) {
+    quick = plan.flat && plan.reduced.step() == 1 ? shiftable(in, row + first * kWidth, whole)
+                                                  : Range{0, 0};
+  }
+  // One by one: what lies across dimensions, or not next to its neighbour, and an incomplete piece.
+  const auto add_slowly = [&](int k) {
+    const int64_t i = (first + k) * kWidth, rest = plan.order.n - i;
+    const int count = rest < kWidth ? static_cast<int>(rest) : kWidth;
+    add_piece(op, state, load_scattered(row, plan.reduced, i, count), count, first + k, pivot);
+  };
+  int j = lane;
+  if (!kVector && j < quick.begin) {
+    add_slowly(j);
+    j += lanes;
+  }
+  for (; j < quick.end; j += kAtOnce * lanes) {
+    Piece<T> piece[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int k = j + u * lanes;
-      if (k >= whole) continue;
-      const int64_t i = (first + k) * kWidth;
-      if constexpr (kVector) {
-        piece[u] = load_16<T>(row + plan.reduced.quick_offset(i));
-      } else if (plan.flat) {
-        piece[u] = load_any(in, row + i * plan.reduced.stride[0], plan.reduced.stride[0], kWidth);
-      } else {
-        piece[u] = load_scattered(row, plan.reduced, i, kWidth);
-      }
+      if (k >= quick.end) continue;
+      const T* p = row + plan.reduced.quick_offset((first + k) * kWidth);
+      piece[u] = kVector ? load_16<T>(p) : load_shifted(p);
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int k = j + u * lanes;
-      if (k < whole) add_piece(op, state, piece[u], kWidth, first + k, pivot);
+      if (k < quick.end) add_piece(op, state, piece[u], kWidth, first + k, pivot);
     }
   }
-  // The last piece may have fewer elements.
-  const int rest = static_cast<int>(plan.order.n - (first + whole) * kWidth);
-  if (whole < plan.order.chunk && rest > 0 && whole % lanes == lane) {
-    add_piece(op, state, load_scattered(row, plan.reduced, (first + whole) * kWidth, rest), rest,
-              first + whole, pivot);
-  }
+  // On to this lane's first piece behind those.
+  for (j = quick.end + ((lane - quick.end) & (lanes - 1)); j < pieces; j += lanes) add_slowly(j);
   return state;
 }
 
@@ -361,8 +342,9 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % lanes, team = threadIdx.x / lanes;
   const int pieces = static_cast<int>(plan.order.pieces);
   const int64_t at_once = teams * kTeamRows;
-  for (int64_t first = blockIdx.x * at_once; first < plan.kept.numel; first += gridDim.x * at_once) {
-    Packed<T> piece[kTeamRows][kTeamItems];
+  for (int64_t first = blockIdx.x * at_once; first < plan.kept.numel;
+       first += gridDim.x * at_once) {
+    Piece<T> piece[kTeamRows][kTeamItems];
     Accumulator<T> pivot[kTeamRows];
 #pragma unroll
     for (int r = 0; r < kTeamRows; ++r) {
@@ -375,7 +357,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int u = 0; u < kTeamItems; ++u) {
         const int j = lane + u * lanes;
         if (j < pieces) {
-          piece[r][u] = load_16<T>(in.x + at[0] + plan.reduced.quick_offset(j * kWidth<T>));
+          piece[r][u] = load_16<T>(in.x + at[0] + plan.reduced.quick_offset(j * kPiece<T>));
         }
       }
     }
@@ -387,7 +369,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int u = 0; u < kTeamItems; ++u) {
         const int j = lane + u * lanes;
-        if (inside && j < pieces) add_piece(op, state, piece[r][u], kWidth<T>, j, pivot[r]);
+        if (inside && j < pieces) add_piece(op, state, piece[r][u], kPiece<T>, j, pivot[r]);
       }
       state = fold_lanes(op, state, lanes);
       if (lane == 0 && inside) put(in, plan, op, nullptr, result, 0, state);
@@ -417,8 +399,11 @@ __global__ void __launch_bounds__(kThreads)
     if (inside) row_offsets(plan, r, at);
     const auto pivot = inside ? load_pivot<T, Op>(in, at[2]) : Accumulator<T>(0);
     typename Op::State state = op.identity();
-    for (int c = team % share; c < chunks; c += share) {
-      state = reduce_chain<kVector>(in, plan, op, in.x + at[0], pivot, first_chunk + c, lane);
+    // Teams smaller than a warp have a chunk each, and fold it together.
+    for (int c = team % share; c < (share == 1 ? 1 : chunks); c += share) {
+      if (inside) {
+        state = reduce_chain<kVector>(in, plan, op, in.x + at[0], pivot, first_chunk + c, lane);
+      }
       state = fold_lanes(op, state, lanes);
       if (lane == 0) slots[share == kTeams ? c : team] = state;
     }
@@ -438,13 +423,25 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Whether load_shifted takes the rows from i to `last`: neighbours, behind which there is memory.
+template <class T>
+__device__ __forceinline__ bool may_shift_rows(const Source<T>& in, const Plan& plan, const T* x,
+                                               int64_t i, int64_t last) {
+  if (plan.step != 1 || !plan.flat) return false;
+  const auto granule = [&](int64_t row) {
+    return reinterpret_cast<uintptr_t>(x + row * plan.reduced.stride[0]) & ~uintptr_t{15};
+  };
+  const uintptr_t a = granule(i), b = granule(last);
+  return (a < b ? a : b) >= in.begin && (a < b ? b : a) + 32 <= in.end;
+}
+
 // Chunk by chunk of a tile of results, kWidth of them for each thread.
 template <class T, class Op, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     columns_kernel(Source<T> in, const DLK_GRID_CONSTANT Plan plan, Op op,
                    typename Op::State* partials, int64_t columns, FastDiv per_row) {
   using State = typename Op::State;
-  constexpr int kWidth = axis::kWidth<T>, kAtOnce = kWidth < 8 ? 8 / kWidth : 1;  // pieces
+  constexpr int kWidth = kPiece<T>, kAtOnce = kWidth < 8 ? 8 / kWidth : 1;  // pieces
   __shared__ State slots[kWidth * kThreads];
   const int lanes = plan.order.lanes, side = plan.column_threads();
   const int lane = threadIdx.x / side;
@@ -470,22 +467,35 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first_piece = chunk * plan.order.chunk, left = plan.order.pieces - first_piece;
     const int pieces = static_cast<int>(left < plan.order.chunk ? left : plan.order.chunk);
     for (int j = lane; j < pieces && width > 0; j += kAtOnce * lanes) {
-      Packed<T> piece[kAtOnce][kWidth];
-      int count[kAtOnce];
+      const int64_t i = (first_piece + j) * kWidth;
+      const int steps = lanes * kWidth;  // positions from piece to piece
+      Piece<T> piece[kAtOnce][kWidth];
+      int count[kAtOnce];  // of positions
+      int64_t last = i;
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
-        const int64_t i = (first_piece + j + u * lanes) * kWidth, rest = plan.order.n - i;
-        count[u] = rest < kWidth ? static_cast<int>(rest) : kWidth;
-        if (j + u * lanes >= pieces) count[u] = 0;
+        const int64_t rest = plan.order.n - i - u * steps;
+        count[u] = j + u * lanes >= pieces ? 0 : rest < kWidth ? static_cast<int>(rest) : kWidth;
+        if (count[u] > 0) last = i + u * steps + count[u] - 1;
+      }
+      if (kVector || may_shift_rows(in, plan, x, i, last)) {
 #pragma unroll
-        for (int e = 0; e < kWidth; ++e) {
-          if (e >= count[u]) continue;
-          if constexpr (kVector) {
-            piece[u][e] = load_16<T>(x + plan.reduced.quick_offset(i + e));
-          } else {
-            const int64_t at = plan.flat ? (i + e) * plan.reduced.stride[0]
-                                         : far_offset(plan.reduced, i + e);
-            piece[u][e] = load_any(in, x + at, plan.step, width);
+        for (int u = 0; u < kAtOnce; ++u) {
+#pragma unroll
+          for (int e = 0; e < kWidth; ++e) {
+            if (e >= count[u]) continue;
+            const T* p = x + plan.reduced.quick_offset(i + u * steps + e);
+            piece[u][e] = kVector ? load_16<T>(p) : load_shifted(p);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int u = 0; u < kAtOnce; ++u) {
+#pragma unroll
+          for (int e = 0; e < kWidth; ++e) {
+            if (e >= count[u]) continue;
+            piece[u][e] =
+                load_strided(x + far_offset(plan.reduced, i + u * steps + e), plan.step, width);
           }
         }
       }
@@ -533,7 +543,8 @@ __global__ void __launch_bounds__(kThreads)
 // The states in the workspace, [segments, results]: chunks of columns, or groups of rows.
 template <class T, class Op>
 __global__ void __launch_bounds__(kThreads)
-    final_kernel(Source<T> in, const DLK_GRID_CONSTANT Plan plan, Op op, const typename Op::State* partials) {
+    final_kernel(Source<T> in, const DLK_GRID_CONSTANT Plan plan, Op op,
+                 const typename Op::State* partials) {
   using State = typename Op::State;
   __shared__ State slots[kThreads];
   const int lanes = plan.order.final_lanes, side = kThreads / lanes;
@@ -581,15 +592,22 @@ inline axis::Plan plan_axes(const Tensor& x, const Tensor& y, const Tensor& pivo
   const StridedIndex<3> kept = in_memory_order(make_index<3>({&x, &y, &pivot}, ~axes));
   StridedIndex<1> reduced = make_index<1>({&x}, axes);
   if (!ordered) reduced = in_memory_order(reduced);
-  Plan plan{Order(reduced.numel, width), kept, ReducedIndex(reduced), Walk::kRows, false, reduced.ndim <= 1,
-            1, 0, 1};
+  Plan plan{Order(reduced.numel, width),
+            kept,
+            ReducedIndex(reduced),
+            Walk::kRows,
+            false,
+            reduced.ndim <= 1,
+            1,
+            0,
+            1};
   const Order& order = plan.order;
 
   const auto distance = [](int64_t stride) { return stride < 0 ? -stride : stride; };
   const int last = kept.ndim - 1, last_reduced = reduced.ndim - 1;
   const bool columns =
-      last >= 0 && (last_reduced < 0 || distance(kept.stride[0][last]) <
-                                            distance(reduced.stride[0][last_reduced]));
+      last >= 0 && (last_reduced < 0 ||
+                    distance(kept.stride[0][last]) < distance(reduced.stride[0][last_reduced]));
   // Whether pieces along one dimension are aligned, and where they end it does, too.
   int64_t bits = static_cast<int64_t>(reinterpret_cast<uintptr_t>(x.data));
   const auto strides = [&](const auto& index, int count) {
@@ -636,6 +654,7 @@ template <class T, class Op>
 void reduce_axes(const Tensor& x, const Tensor& pivot, const axis::Plan& plan, const Op& op,
                  void* stream, void* workspace) {
   using namespace axis;
+  if (plan.results() == 0) return;
   const Source<T> in = axis_source<T>(x, pivot);
   const Order& order = plan.order;
   auto* partials = static_cast<typename Op::State*>(plan.segments > 1 ? workspace : nullptr);
@@ -646,9 +665,9 @@ void reduce_axes(const Tensor& x, const Tensor& pivot, const axis::Plan& plan, c
     run.template operator()<false>();
   };
   if (plan.walk == Walk::kColumns) {
-    const int64_t columns = plan.columns(kWidth<T>);
+    const int64_t columns = plan.columns(kPiece<T>);
     const int64_t work = ceil_div(columns, plan.column_threads()) * order.chunks;
-    const FastDiv per_row(ceil_div(plan.inner, kWidth<T>));
+    const FastDiv per_row(ceil_div(plan.inner, kPiece<T>));
     dispatch([&]<bool kVector>() {
       launch_kernel(columns_kernel<T, Op, kVector>, blocks_for(work), kThreads, 0, stream, in, plan,
                     op, partials, columns, per_row);
