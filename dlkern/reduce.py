@@ -309,7 +309,9 @@ def min_backward(
     return _dlkern.reduce_backward(dy, x, y, "min", None, axis, None, out, stream)
 
 
-def prod_backward(dy: Any, x: Any, axis: Axis = None, *, out: Any = None, stream: Any = None) -> Any:
+def prod_backward(
+    dy: Any, x: Any, axis: Axis = None, *, out: Any = None, stream: Any = None
+) -> Any:
     """Gradient of :func:`prod` with respect to its input: dy times the product of the others.
 
     Right where elements are 0: with one of them it alone has a gradient, with more none has.

@@ -1,5 +1,6 @@
 """Reductions over axes and their gradients, against float64 NumPy."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -11,11 +12,13 @@ import dlkern
 
 SELECT = {"max": dlkern.max, "min": dlkern.min, "argmax": dlkern.argmax, "argmin": dlkern.argmin}
 TOTAL = {"sum": dlkern.sum, "mean": dlkern.mean}
-REDUCE = SELECT | TOTAL
+SPREAD = {"var": dlkern.var, "std": dlkern.std}
+REDUCE = SELECT | TOTAL | SPREAD | {"prod": dlkern.prod}
 BACKWARD = {
     "sum": dlkern.sum_backward, "mean": dlkern.mean_backward,
     "max": dlkern.max_backward, "min": dlkern.min_backward,
 }  # fmt: skip
+ORDERS = (0, 1, 2, 3, 0.5, -1, np.inf, -np.inf)
 
 
 def check(backend, op, x, axis, y, dtype):
@@ -26,8 +29,21 @@ def check(backend, op, x, axis, y, dtype):
         return
     # NumPy adds a strided axis one by one; its own error must not count.
     wide = values.astype(np.longdouble)
-    scale = getattr(np, op)(np.abs(values), axis)
-    assert_close(backend.numpy(y), float64(getattr(np, op)(wide, axis)), dtype, op, scale)
+    expected = float64(getattr(np, op)(wide, axis))
+    if op == "prod":
+        # Every factor's rounding counts.
+        n = max(x.size // max(expected.size, 1), 1)
+        assert_close(backend.numpy(y), expected, dtype, "sum", np.abs(expected) * np.sqrt(n))
+    elif op in SPREAD:
+        assert_close(backend.numpy(y), expected, dtype, "sum", expected)
+    else:
+        assert_close(backend.numpy(y), expected, dtype, op, getattr(np, op)(np.abs(values), axis))
+
+
+def values_for(op, rng, shape):
+    """Products stay in range."""
+    x = rng.standard_normal(shape)
+    return 1 + x / 1024 if op == "prod" else x
 
 
 @pytest.mark.parametrize("op", REDUCE)
@@ -37,7 +53,7 @@ def check(backend, op, x, axis, y, dtype):
      (6, 7, 40), (2, 3, 1, 5, 4)],
 )  # fmt: skip
 def test_every_axis(backend, dtype, rng, op, shape):
-    x = rounded(rng.standard_normal(shape), dtype)
+    x = rounded(values_for(op, rng, shape), dtype)
     on_device = backend.array(x)
     for axis in (None, *range(-1, len(shape))):
         if shape or axis is None:
@@ -61,7 +77,7 @@ def test_several_axes(backend, rng, op):
 def test_layouts(backend, rng, layout, out_layout):
     """EDGE 21, 26: any strides and alignment of input and output; the gaps stay as they were."""
     for dtype, (op, function) in itertools.product(("float32", "float16"), REDUCE.items()):
-        x = rounded(rng.standard_normal((5, 23, 37)), dtype)
+        x = rounded(values_for(op, rng, (5, 23, 37)), dtype)
         for axis in (0, 1, 2, None):
             shape = np.sum(x, axis).shape
             kind = "int64" if op.startswith("arg") else dtype
@@ -78,6 +94,56 @@ def test_zero_strides(backend, dtype, rng):
         check(backend, "sum", np.tile(row, (400, 1)), axis, y, dtype)
 
 
+def norm_f64(x, axis, order):
+    x = np.abs(float64(x))
+    if order == 0:
+        return np.sum(x != 0, axis).astype(float)
+    if np.isinf(order):
+        return np.max(x, axis) if order > 0 else np.min(x, axis)
+    return np.sum(x**order, axis) ** (1 / order)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("shape", "axis"), [((7, 300), 1), ((300, 7, 8), 0), ((5, 6, 7), (0, 2))])
+def test_vector_norm(backend, dtype, rng, order, shape, axis):
+    x = rounded(rng.standard_normal(shape), dtype)
+    x[0, 0] = x[0, 0] * 0 if order >= 0 else x[0, 0]
+    y = dlkern.vector_norm(backend.array(x), axis, ord=order)
+    assert_close(backend.numpy(y), norm_f64(x, axis, order), dtype, "norm")
+    y = dlkern.vector_norm(backend.array(x, "transposed"), axis, ord=order, keepdims=True)
+    assert backend.numpy(y).ndim == x.ndim
+
+
+def test_edge_01_variance_does_not_cancel(backend):
+    """Of rows and of columns, long and short."""
+    x = np.array([40000, 40001, 40002, 40003], "float32")
+    y = np.full(10240, 256, "float32")
+    y[-1] = 255
+    for values, expected in ((x, 1.25), (y, (1 - 1 / 10240) / 10240)):
+        for layout in (values[None].repeat(3, 0), values[:, None].repeat(9, 1)):
+            axis = 1 if layout.shape[0] == 3 else 0
+            got = backend.numpy(dlkern.var(backend.array(np.ascontiguousarray(layout)), axis))
+            np.testing.assert_allclose(got, expected, rtol=2e-6)
+
+
+def test_variance_of_a_large_mean(backend, rng):
+    x = (1e6 + rng.standard_normal((40, 5000))).astype("float32")
+    for axis in (0, 1):
+        got = backend.numpy(dlkern.var(backend.array(x), axis))
+        np.testing.assert_allclose(got, np.var(float64(x), axis), rtol=2e-5)
+
+
+@pytest.mark.parametrize(("n", "correction"), [(1, 1), (2, 2), (3, 0.5), (3, 5), (0, 0)])
+def test_corrections(backend, rng, n, correction):
+    x = rng.standard_normal((4, n))
+    with np.errstate(all="ignore"):
+        squares = np.sum((x - x.sum(1, keepdims=True) / max(n, 1)) ** 2, 1)
+        expected = squares / max(n - correction, 0.0) if n - correction > 0 else squares / 0.0
+    got = backend.numpy(dlkern.var(backend.array(x), 1, correction=correction))
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_integers(backend, rng, dtype):
     x = rng.integers(-(2**31), 2**31, (300, 70), dtype=dtype)
@@ -89,9 +155,10 @@ def test_integers(backend, rng, dtype):
             assert backend.raw(y).dtype == ("int64" if op.startswith("arg") else dtype)
             np.testing.assert_array_equal(backend.numpy(y), getattr(np, op)(x, axis))
     x = rng.integers(-(2**31), 2**31, (300, 70), dtype=dtype)
-    y = dlkern.sum(backend.array(x), 1)
-    assert backend.raw(y).dtype == np.int64
-    np.testing.assert_array_equal(backend.numpy(y), x.sum(1, dtype=np.int64))
+    for axis, name in itertools.product((0, 1), ("sum", "prod")):
+        y = REDUCE[name](backend.array(x), axis)
+        assert backend.raw(y).dtype == np.int64
+        np.testing.assert_array_equal(backend.numpy(y), getattr(np, name)(x, axis, dtype=np.int64))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -143,6 +210,11 @@ def test_no_elements(backend, dtype):
     np.testing.assert_array_equal(backend.numpy(dlkern.sum(x, 0, out=out)), [0, 0, 0])
     np.testing.assert_array_equal(backend.numpy(dlkern.mean(x, 0)), [np.nan] * 3)
     assert backend.numpy(dlkern.sum(x)) == 0
+    assert backend.numpy(dlkern.prod(x)) == 1
+    assert backend.numpy(dlkern.vector_norm(x, ord=3)) == 0
+    np.testing.assert_array_equal(backend.numpy(dlkern.var(x, 0)), [np.nan] * 3)
+    with pytest.raises(ValueError, match="expected elements on axis 0"):
+        dlkern.vector_norm(x, 0, ord=np.inf)
     assert dlkern.max(x, 1).shape == (0,)
     for op in SELECT.values():
         with pytest.raises(ValueError, match="expected elements on axis 0"):
@@ -152,6 +224,12 @@ def test_no_elements(backend, dtype):
 def test_a_result_does_not_depend_on_the_others(backend, dtype, rng):
     """EDGE 15's rule: rows, and columns, alone or among others, have the same bits."""
     x = rounded(rng.standard_normal((64, 3000)), dtype)
+    for op in (dlkern.var, dlkern.vector_norm):
+        rows = backend.raw(op(backend.array(x), 1))
+        for other in (x[17:18], x[17:18, :].T):
+            axis = int(other.shape[0] == 1)
+            one = backend.raw(op(backend.array(np.ascontiguousarray(other)), axis))
+            np.testing.assert_array_equal(float64(rows[17:18]), float64(one))
     many = backend.raw(dlkern.sum(backend.array(x), 1))
     one = backend.raw(dlkern.sum(backend.array(x[17:18]), 1))
     np.testing.assert_array_equal(float64(many[17:18]), float64(one))
@@ -161,6 +239,25 @@ def test_a_result_does_not_depend_on_the_others(backend, dtype, rng):
         for begin, end in ((16, 48), (20, 35), (20, 28), (20, 27), (20, 21)):
             some = backend.raw(dlkern.sum(backend.array(columns[:, begin:end].copy()), 0))
             np.testing.assert_array_equal(float64(many[begin:end]), float64(some))
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("n", [3, 40, 300, 700, 3000, 40000])
+def test_bits_do_not_depend_on_layout(backend, dtype, rng, n):
+    """One order of additions, whichever way memory is walked."""
+    x = rounded(rng.standard_normal((n, 9)), dtype)
+    for op in (dlkern.sum, dlkern.var):
+        expected = float64(backend.raw(op(backend.array(x), 0)))
+        rows = np.ascontiguousarray(x.T)
+        for axis, same in (
+            (1, backend.array(rows)),
+            (1, backend.array(rows, "unaligned")),
+            (1, backend.array(rows, "padded")),
+            (0, backend.array(x, "unaligned")),
+            (0, backend.array(np.ascontiguousarray(x[:, :8]))),
+        ):
+            got = float64(backend.raw(op(same, axis)))
+            np.testing.assert_array_equal(got, expected[: len(got)])
 
 
 @pytest.mark.gpu
@@ -250,6 +347,70 @@ def test_gradient_by_finite_differences(rng, op, axis):
     assert_grad(lambda v: REDUCE[op](v, axis), [x], dy, [dx])
 
 
+PARAMETRIC = [
+    ("prod", {}), ("var", {}), ("var", {"correction": 1}), ("std", {"correction": 1}),
+    *(("vector_norm", {"ord": order}) for order in (1, 2, 3, 1.5, np.inf, -np.inf)),
+]  # fmt: skip
+
+
+def run_parametric_backward(op, dy, x, y, axis, **options):
+    function = getattr(dlkern, f"{op}_backward")
+    if op in ("prod", "var"):
+        return function(dy, x, axis, **options)
+    return function(dy, x, y, axis, **options)
+
+
+@pytest.mark.parametrize(("op", "options"), PARAMETRIC)
+@pytest.mark.parametrize("axis", [None, 1, (0, 2)])
+def test_parametric_gradient_by_finite_differences(rng, op, options, axis):
+    x = rng.standard_normal((3, 4, 5))
+    forward = functools.partial(getattr(dlkern, op), axis=axis, **options)
+    y = forward(x)
+    dy = rng.standard_normal(np.shape(y))
+    assert_grad(forward, [x], dy, [run_parametric_backward(op, dy, x, y, axis, **options)])
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize(("op", "options"), PARAMETRIC)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parametric_backward_everywhere(backend, dtype, rng, op, options, axis):
+    """Against the float64 gradient, which finite differences have confirmed; in place, too."""
+    x = rounded(1 + rng.standard_normal((24, 40)) / 8, dtype)
+    wide = float64(x)
+    y = rounded(getattr(dlkern, op)(wide, axis, **options), dtype)
+    dy = rounded(rng.standard_normal(y.shape), dtype)
+    expected = run_parametric_backward(op, float64(dy), wide, float64(y), axis, **options)
+    args = backend.array(dy), backend.array(x), backend.array(y)
+    dx = run_parametric_backward(op, *args, axis, **options)
+    assert_close(backend.numpy(dx), expected, dtype, "norm_backward")
+    together = args[1]
+    run_parametric_backward(op, args[0], together, args[2], axis, out=together, **options)
+    np.testing.assert_array_equal(backend.numpy(together), backend.numpy(dx))
+
+
+def test_product_gradient_of_zeros(backend, dtype):
+    x = rounded([[2, 0, 3], [0, 0, 5], [2, 3, 4]], dtype)
+    dy = rounded([1, 1, 2], dtype)
+    expected = [[0, 6, 0], [0, 0, 0], [24, 16, 12]]
+    for axis, same in ((1, x), (0, np.ascontiguousarray(x.T))):
+        dx = backend.numpy(dlkern.prod_backward(backend.array(dy), backend.array(same), axis))
+        np.testing.assert_allclose(dx if axis else dx.T, expected, rtol=1e-2)
+
+
+def test_gradients_at_zero(backend, dtype):
+    x = rounded([[0, 0], [0, 3]], dtype)
+    dy = rounded([1, 1], dtype)
+    for order in (0, 0.5, 1, 2, 3, np.inf):
+        y = dlkern.vector_norm(backend.array(x), 1, ord=order)
+        dx = dlkern.vector_norm_backward(backend.array(dy), backend.array(x), y, 1, ord=order)
+        expected = [[0, 0], [0, float(order != 0)]]
+        np.testing.assert_allclose(backend.numpy(dx), expected, rtol=1e-2)
+    same = rounded([[2, 2]], dtype)
+    y = dlkern.std(backend.array(same), 1)
+    dx = dlkern.std_backward(backend.array(dy[:1]), backend.array(same), y, 1)
+    np.testing.assert_array_equal(backend.numpy(dx), [[0, 0]])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -259,6 +420,10 @@ def test_gradient_by_finite_differences(rng, op, axis):
         (lambda a: dlkern.argmax(a(np.zeros((2, 3, 4))), (0, 1)), ValueError, "axis names 2"),
         (lambda a: dlkern.mean(a(np.zeros(3, np.int32))), TypeError, "mean: x.dtype is int32"),
         (lambda a: dlkern.max(a(np.zeros(3, bool))), TypeError, "max: x.dtype is bool"),
+        (lambda a: dlkern.vector_norm(a(np.zeros(3)), ord=np.nan), ValueError, "ord is nan"),
+        (lambda a: dlkern.vector_norm(a(np.zeros(3)), ord="2"), TypeError, "ord is '2'"),
+        (lambda a: dlkern.var(a(np.zeros(3)), correction=np.inf), ValueError, "correction is inf"),
+        (lambda a: dlkern.var(a(np.zeros(3, np.int32))), TypeError, "var: x.dtype is int32"),
         (lambda a: dlkern.sum(a(np.zeros((2, 3))), 1, out=a(np.zeros(3))), ValueError,
          r"out.shape is \[3\], expected \[2\]"),
         (lambda a: dlkern.sum(a(np.zeros((2, 3))), 1, out=a(np.zeros((1, 2)))), ValueError,

@@ -37,7 +37,7 @@
 #include "core/fast_div.h"
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
-#include "cuda/prims/row_registers.cuh"
+#include "cuda/prims/row_pieces.cuh"
 
 namespace dlkern::gpu {
 
@@ -137,32 +137,23 @@ struct Plan {
 
 // ---- Pieces ------------------------------------------------------------------------------------
 
-template <class T>
-__device__ __forceinline__ Piece<T> load_16(const void* p) {
-  const uint4 v = *static_cast<const uint4*>(p);
-  return {{v.x, v.y, v.z, v.w}};
-}
-
 // Neighbours at any address, by two loads of 16 bytes that are shifted into place.
 template <class T>
-__device__ __forceinline__ Piece<T> load_shifted(const T* from) {
+__device__ __forceinline__ Piece<T> load_shifted(bool wanted, const T* from) {
   const auto* p = reinterpret_cast<const char*>(from);
-  const auto shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p) & 15);
-  const Piece<T> low = load_16<T>(p - shift);
-  if (shift == 0) return low;
-  const Piece<T> high = load_16<T>(p - shift + 16);
-  uint32_t w[8];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) w[i] = low.word[i], w[4 + i] = high.word[i];
-#pragma unroll
-  for (int i = 0; i < 6; ++i) w[i] = shift & 8 ? w[i + 2] : w[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) w[i] = shift & 4 ? w[i + 1] : w[i];
-  if constexpr (sizeof(T) == 2) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = shift & 2 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
-  }
-  return {{w[0], w[1], w[2], w[3]}};
+  const auto shift = static_cast<int>(reinterpret_cast<uintptr_t>(p) & 15);
+  Piece<T> low{}, high{}, piece;
+  load_words<false>(wanted, p - shift, low.word);
+  load_words<false>(wanted && shift != 0, p - shift + 16, high.word);
+  extract(low.word, high.word, shift, piece.word);
+  return piece;
+}
+template <bool kVector, class T>
+__device__ __forceinline__ Piece<T> load_quick(bool wanted, const T* p) {
+  if constexpr (!kVector) return load_shifted(wanted, p);
+  Piece<T> piece{};
+  load_words<true>(wanted, p, piece.word);
+  return piece;
 }
 
 // `count` elements `step` apart, zeros behind them, one by one. Not inlined: it is as long as rare.
@@ -286,7 +277,7 @@ __device__ __forceinline__ typename Op::State reduce_chain(const Source<T>& in, 
                                                            const Op& op, const T* row,
                                                            Accumulator<T> pivot, int64_t c,
                                                            int lane) {
-  constexpr int kWidth = kPiece<T>, kAtOnce = 8;
+  constexpr int kWidth = kPiece<T>, kAtOnce = kVector ? 8 : 4;
   typename Op::State state = op.identity();
   const int lanes = plan.order.lanes;
   const int64_t first = c * plan.order.chunk;  // piece
@@ -314,9 +305,8 @@ __device__ __forceinline__ typename Op::State reduce_chain(const Source<T>& in, 
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int k = j + u * lanes;
-      if (k >= quick.end) continue;
       const T* p = row + plan.reduced.quick_offset((first + k) * kWidth);
-      piece[u] = kVector ? load_16<T>(p) : load_shifted(p);
+      piece[u] = load_quick<kVector>(k < quick.end, p);
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
@@ -349,17 +339,16 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int r = 0; r < kTeamRows; ++r) {
       const int64_t result = first + r * teams + team;
-      if (result >= plan.kept.numel) continue;
-      int64_t at[3];
-      row_offsets(plan, result, at);
-      pivot[r] = load_pivot<T, Op>(in, at[2]);
+      const bool inside = result < plan.kept.numel;
+      int64_t at[3] = {};
+      if (inside) row_offsets(plan, result, at);
 #pragma unroll
       for (int u = 0; u < kTeamItems; ++u) {
         const int j = lane + u * lanes;
-        if (j < pieces) {
-          piece[r][u] = load_16<T>(in.x + at[0] + plan.reduced.quick_offset(j * kPiece<T>));
-        }
+        const T* p = in.x + at[0] + plan.reduced.quick_offset(j * kPiece<T>);
+        piece[r][u] = load_quick<true>(inside && j < pieces, p);
       }
+      pivot[r] = inside ? load_pivot<T, Op>(in, at[2]) : Accumulator<T>(0);
     }
 #pragma unroll
     for (int r = 0; r < kTeamRows; ++r) {
@@ -483,9 +472,8 @@ __global__ void __launch_bounds__(kThreads)
         for (int u = 0; u < kAtOnce; ++u) {
 #pragma unroll
           for (int e = 0; e < kWidth; ++e) {
-            if (e >= count[u]) continue;
             const T* p = x + plan.reduced.quick_offset(i + u * steps + e);
-            piece[u][e] = kVector ? load_16<T>(p) : load_shifted(p);
+            piece[u][e] = load_quick<kVector>(e < count[u], p);
           }
         }
       } else {
