@@ -143,8 +143,8 @@ __device__ __forceinline__ Piece<T> load_shifted(bool wanted, const T* from) {
   const auto* p = reinterpret_cast<const char*>(from);
   const auto shift = static_cast<int>(reinterpret_cast<uintptr_t>(p) & 15);
   Piece<T> low{}, high{}, piece;
-  load_words<false>(wanted, p - shift, low.word);
-  load_words<false>(wanted && shift != 0, p - shift + 16, high.word);
+  load_words(wanted, p - shift, low.word);
+  load_words(wanted && shift != 0, p - shift + 16, high.word);
   extract(low.word, high.word, shift, piece.word);
   return piece;
 }
@@ -152,7 +152,7 @@ template <bool kVector, class T>
 __device__ __forceinline__ Piece<T> load_quick(bool wanted, const T* p) {
   if constexpr (!kVector) return load_shifted(wanted, p);
   Piece<T> piece{};
-  load_words<true>(wanted, p, piece.word);
+  load_words(wanted, p, piece.word);
   return piece;
 }
 
