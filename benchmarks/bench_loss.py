@@ -1,0 +1,104 @@
+"""Losses and their gradients: ``python -m benchmarks.bench_loss [--device cpu] [--quick]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import dlkern
+from benchmarks.harness import Case, compiled, main
+
+# Rows and classes.
+TABLE = {
+    "cuda": {"bfloat16": [(8192, 128256), (16384, 32000)]},
+    "cpu": {"float32": [(256, 32000), (4096, 1000)]},
+}
+# Short rows, odd columns and small batches.
+MORE = {
+    "cuda": {
+        "bfloat16": [(4096, 32001), (2048, 100003), (65536, 1000), (262144, 100), (64, 128256),
+                     (64, 1000)],
+        "float32": [(8192, 32000), (65536, 1000)],
+        "float16": [(16384, 32000)],
+    },
+    "cpu": {"float32": [(65536, 10), (8192, 100), (64, 100003)], "bfloat16": [(1024, 4096)]},
+}  # fmt: skip
+
+
+def gradient(logits, labels):
+    """What autograd computes of cross_entropy, the loss thrown away."""
+    rows = torch.arange(len(labels), device=logits.device)
+    p = torch.softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
+    p[rows, labels] -= 1
+    return (p / len(labels)).to(logits.dtype)
+
+
+def backward_of(log_p, labels, dloss):
+    """The two kernels of autograd behind the forward pass, whose log_softmax is given."""
+    total = torch.tensor(float(len(labels)), dtype=log_p.dtype, device=log_p.device)
+    g = torch.ops.aten.nll_loss_backward(dloss, log_p, labels, None, 1, -100, total)
+    return torch.ops.aten._log_softmax_backward_data(g, log_p, 1, log_p.dtype)
+
+
+def by_autograd(x, labels):
+    """Loss and gradient as a training step has them; x requires a gradient."""
+    loss = cross_entropy(x, labels)
+    return loss, torch.autograd.grad(loss, x)[0]
+
+
+def cases_of(shape, dtype, device, group, quick) -> Iterator[Case]:
+    x = torch.randn(shape, device=device).to(dtype)
+    labels = torch.randint(shape[1], shape[:1], device=device)
+    one, loss = (torch.ones((), device=device, dtype=dtype) for _ in range(2))
+    dx = torch.empty_like(x)
+    name = f"cross_entropy {shape[0]}x{shape[1]} {str(dtype).removeprefix('torch.')}"
+    tolerance = torch.finfo(dtype).eps * (32 if dtype.itemsize >= 4 else 1)
+    case = partial(Case, group=group, tolerance=tolerance)
+    table = group == "table" and not quick
+    yield case(
+        f"{name} fwd",
+        {
+            "dlkern": lambda: dlkern.cross_entropy(x, labels, out=loss),
+            "torch": lambda: cross_entropy(x, labels),
+            **(compiled(cross_entropy, x, labels) if table else {}),
+        },
+        reference=lambda: cross_entropy(x.double(), labels),
+        bytes=x.nbytes + labels.nbytes,
+    )
+    log_p = torch.log_softmax(x, -1)
+    yield case(
+        f"{name} bwd",
+        {
+            "dlkern": lambda: dlkern.cross_entropy_backward(one, x, labels, out=dx),
+            "torch": lambda: backward_of(log_p, labels, one),
+            **(compiled(gradient, x, labels) if table else {}),
+        },
+        reference=lambda: gradient(x.double(), labels),
+        bytes=2 * x.nbytes + labels.nbytes,
+        note="torch: after its forward pass",
+    )
+    with_grad = x.detach().requires_grad_()
+    yield case(
+        f"{name} fwd+grad",
+        {
+            "dlkern": lambda: dlkern.cross_entropy_with_grad(x, labels, out=loss, grad_out=dx),
+            "torch": lambda: by_autograd(with_grad, labels),
+        },
+        reference=lambda: gradient(x.double(), labels),
+        part=lambda result: result[1],
+        bytes=2 * x.nbytes + labels.nbytes,
+    )
+
+
+def cases(device: str, quick: bool) -> Iterator[Case]:
+    for group, shapes in (("table", TABLE), ("more", {} if quick else MORE)):
+        for name, of_dtype in shapes.get(device, {}).items():
+            for shape in of_dtype[:1] if quick else of_dtype:
+                yield from cases_of(shape, getattr(torch, name), device, group, quick)
+
+
+if __name__ == "__main__":
+    main("loss", cases)
