@@ -115,6 +115,8 @@ def gradient(case, dy, x):
     scale = np.abs(dy) * sum(map(np.abs, terms))
     if case == "gelu_tanh":  # e^2u multiplies the rounding error of 2u
         scale = scale * (1 + np.abs(u2(x)) / 4)
+        # ... and on a GPU, where it is subnormal, it is 0.
+        scale += np.abs(dy) * 2.0**-126 * np.abs(u2(x)) / np.finfo(np.float32).eps
     return dy * sum(terms), scale
 
 

@@ -39,7 +39,8 @@ inline bool is_activation(int kind) {
   return kind >= DLK_ACTIVATION_NONE && kind <= DLK_ACTIVATION_SELU;
 }
 
-// The normal distribution at a >= 0: what lies beyond a, erfc(a / sqrt 2) / 2, and density.
+// The normal distribution at 0 <= a <= Math::kNormalEnd, where it is 0: what lies beyond a,
+// erfc(a / sqrt 2) / 2, and density.
 template <class T>
 struct Normal {
   T tail, density;
@@ -60,6 +61,8 @@ struct LibraryMath {
   static DLK_HD double log1p(double x) { return ::log1p(x); }
   static DLK_HD float tanh(float x) { return ::tanhf(x); }
   static DLK_HD double tanh(double x) { return ::tanh(x); }
+  template <class T>
+  static constexpr T kNormalEnd = sizeof(T) == 4 ? T(15) : T(40);
   template <class T>
   static DLK_HD Normal<T> normal(T a) {
     // The rounding error of a^2, which exp would blow up to |a|^2 / 2 ulp, is put right afterwards.
@@ -120,6 +123,13 @@ DLK_HD T gelu_tanh_twice_u(T x) {
   return T(1.5957691216057307) * x * (1 + T(0.044715) * x * x);  // 2 sqrt(2 / pi)
 }
 
+// |x| where there is something left of the normal distribution, its end beyond; NaN for NaN.
+template <class Math, class T>
+DLK_HD T normal_argument(T x) {
+  const T a = absolute(x);
+  return a > Math::template kNormalEnd<T> ? Math::template kNormalEnd<T> : a;
+}
+
 // tanh(softplus(x)) as a quotient, w = e^-|x|:
 //     ((1 + e^x)^2 - 1) / ((1 + e^x)^2 + 1) = w (w + 2) / (w (w + 2) + 2)        for x < 0
 //                                           = (1 + 2 w) / (1 + 2 w + 2 w^2)      else
@@ -151,7 +161,7 @@ DLK_HD T activation_forward(T x, const ActivationScalars<T>& s) {
     const T below = s.alpha * Math::expm1(x > 0 ? T(0) : x);
     return x > 0 ? x : below;
   } else if constexpr (kKind == DLK_ACTIVATION_GELU) {
-    const T a = absolute(clamp(x, -kFar<T>, kFar<T>));
+    const T a = normal_argument<Math>(x);
     return Math::fma(-a, Math::normal(a).tail, positive_part(x));
   } else if constexpr (kKind == DLK_ACTIVATION_GELU_TANH) {
     return not_too_low(x) * logistic<Math>(gelu_tanh_twice_u(x)).value;
@@ -193,9 +203,10 @@ DLK_HD T activation_backward(T dy, T x, const ActivationScalars<T>& s) {
     const T below = dy * (s.alpha * Math::exp(x > 0 ? T(0) : x));
     return x > 0 ? dy : below;
   } else if constexpr (kKind == DLK_ACTIVATION_GELU) {
-    const T v = clamp(x, -kFar<T>, kFar<T>);
-    const Normal<T> normal = Math::normal(absolute(v));
-    return dy * ((v < 0 ? normal.tail : 1 - normal.tail) + v * normal.density);
+    const T a = normal_argument<Math>(x);
+    const Normal<T> normal = Math::normal(a);
+    const T cdf = x < 0 ? normal.tail : 1 - normal.tail;
+    return dy * Math::fma(x < 0 ? -a : a, normal.density, cdf);
   } else if constexpr (kKind == DLK_ACTIVATION_GELU_TANH) {
     const T v = clamp(x, -kFar<T>, kFar<T>);
     const Logistic<T> l = logistic<Math>(gelu_tanh_twice_u(x));

@@ -31,10 +31,10 @@ DLK_HD float reciprocal_approx(float x) {
 #endif
 }
 
-// 1 / x: within 1 ulp on a GPU (0 beyond 2^126), exact rounding elsewhere.
+// 1 / x: within 1 ulp on a GPU (0 beyond 2^126, infinity below 2^-126), exact rounding elsewhere.
 DLK_HD float reciprocal_fast(float x) {
 #if defined(__CUDA_ARCH__)
-  return __fdividef(1.0f, x);
+  return reciprocal_approx(x);
 #else
   return 1.0f / x;
 #endif
@@ -60,7 +60,7 @@ DLK_HD float exp_bounded(float x) {
 #if defined(__CUDA_ARCH__)
   // The hardware's 2^t; what is lost in t = x / ln 2 is a factor near 1. (2 ulp, subnormals are 0.)
   const float t = x * 1.44269504f;
-  const float lost = fmaf(x, 1.44269504f, -t) + x * 1.92596299e-8f;
+  const float lost = fmaf(x, 1.92596299e-8f, fmaf(x, 1.44269504f, -t));
   const float power = exp2_approx(t);
   return fmaf(power, 0.693147181f * lost, power);
 #else
@@ -138,11 +138,10 @@ DLK_HD float tanh_fast(float x) {
 }
 DLK_HD double tanh_fast(double x) { return ::tanh(x); }
 
-// The normal distribution at x >= 0, both values within 7 ulp, also where they are tiny. Method: the
-// tail is e^(-x^2 / 2) times a slowly falling function, which is a polynomial in 1 / (1 + 0.3 x).
-// The rounding error of x^2 is made good.
-DLK_HD Normal<float> normal_fast(float x) {
-  const float a = x > 14.4f ? 14.4f : x;  // keeps NaN
+// The normal distribution at 0 <= a <= 14.4, both values within 7 ulp, also where they are tiny.
+// Method: the tail is e^(-a^2 / 2) times a slowly falling function, which is a polynomial in
+// 1 / (1 + 0.3 a). The rounding error of a^2 is made good.
+DLK_HD Normal<float> normal_fast(float a) {
   const float t = reciprocal_fast(1.0f + 0.3f * a);
   float p = -2.06234697e-2f;
   p = p * t + 1.12435617e-1f;
@@ -171,10 +170,9 @@ struct FastMath {
   static DLK_HD T reciprocal(T x) {
     return reciprocal_fast(x);
   }
-  template <class T>
-  static DLK_HD T exp(T x) {
-    return exp_fast(x);
-  }
+  // x <= 0.
+  static DLK_HD float exp(float x) { return exp_bounded(x < -104.0f ? -104.0f : x); }
+  static DLK_HD double exp(double x) { return exp_fast(x); }
   template <class T>
   static DLK_HD T expm1(T x) {
     return expm1_fast(x);
@@ -188,8 +186,10 @@ struct FastMath {
     return tanh_fast(x);
   }
   template <class T>
-  static DLK_HD Normal<T> normal(T x) {
-    return normal_fast(x);
+  static constexpr T kNormalEnd = sizeof(T) == 4 ? T(14.4) : LibraryMath::kNormalEnd<T>;
+  template <class T>
+  static DLK_HD Normal<T> normal(T a) {
+    return normal_fast(a);
   }
 };
 
@@ -235,8 +235,9 @@ struct Math16 {
     return square < 0.36f ? near : ::copysignf(far, x);
   }
   // The logarithm of the tail is a polynomial.
-  static DLK_HD Normal<float> normal(float x) {
-    const float a = x > 13.5f ? 13.5f : x;  // keeps NaN
+  template <class T>
+  static constexpr T kNormalEnd = T(13.5);
+  static DLK_HD Normal<float> normal(float a) {
     float p = fma(9.486666313618386e-11f, a, -6.263512375426217e-09f);
     p = fma(p, a, 1.7317594824817206e-07f);
     p = fma(p, a, -2.5580727651686175e-06f);

@@ -13,7 +13,7 @@
 //               of the widest type
 //   in rows     the same where only the innermost dimension is contiguous (or repeated)
 //   scattered   any strides and alignment: single elements
-// Each thread has about 64 bytes of inputs on their way before it waits for the first. A functor
+// Each thread has 32 to 64 bytes of inputs on their way before it waits for the first. A functor
 // that is Pointwise does not care which elements share a pack; to others packs of more than one
 // element are neighbours that begin at a multiple of W. An optional member `prepare()` is called
 // once per thread, for what must be read from device memory.
@@ -21,6 +21,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 
 #include "core/fast_div.h"
 #include "core/index.h"
@@ -47,6 +48,7 @@ struct In {
   const T* data;
 
   const void* address() const { return data; }
+  In from(int64_t offset) const { return {data ? data + offset : data}; }
   // The first `count` elements of a pack, the others as 0; step is 1, or 0 where one element stands
   // for all of them.
   template <int W>
@@ -84,6 +86,7 @@ struct Out {
   T* data;
 
   const void* address() const { return data; }
+  Out from(int64_t offset) const { return {data ? data + offset : data}; }
   template <int W>
   __device__ __forceinline__ void fetch(int64_t, int64_t, int, Fetched<W>&) const {}
   template <int W>
@@ -135,17 +138,19 @@ struct Position {
   static constexpr bool kIsRead = false, kIsWritten = false;
   template <int W>
   struct Fetched {};
+  int64_t first = 0;
 
   const void* address() const { return nullptr; }
+  Position from(int64_t offset) const { return {first + offset}; }
   template <int W>
   __device__ __forceinline__ void fetch(int64_t, int64_t, int, Fetched<W>&) const {}
   template <int W>
   __device__ __forceinline__ void unpack(const Fetched<W>&, int64_t at, int64_t step,
                                          Pack<Value, W>& pack) const {
 #pragma unroll
-    for (int k = 0; k < W; ++k) pack[k] = at + k * step;
+    for (int k = 0; k < W; ++k) pack[k] = first + at + k * step;
   }
-  __device__ __forceinline__ void load(int64_t at, Value& v) const { v = at; }
+  __device__ __forceinline__ void load(int64_t at, Value& v) const { v = first + at; }
   template <int W>
   __device__ __forceinline__ void store(int64_t, int, const Pack<Value, W>&) const {}
   __device__ __forceinline__ void store(int64_t, const Value&) const {}
@@ -154,57 +159,85 @@ struct Position {
 namespace detail {
 
 inline constexpr int kThreads = 256;  // of a block
-inline constexpr int kScattered = 4;  // elements of a thread of the last kernel
-
 template <class F>
 concept HasPrepare = requires(F f) { f.prepare(); };
 template <class F>
 concept IsPointwise = requires { typename F::Pointwise; };
 
-// ---- Where packs lie -----------------------------------------------------------------------------
+// ---- Where elements lie --------------------------------------------------------------------------
 
 // Contiguous tensors.
 template <int N>
 struct FlatIndex {
   int64_t numel;
 
-  __device__ void offsets(int64_t first, int64_t (&at)[N]) const {
+  __device__ void offsets(int64_t block, int i, int64_t (&at)[N]) const {
 #pragma unroll
-    for (int n = 0; n < N; ++n) at[n] = first;
+    for (int n = 0; n < N; ++n) at[n] = block + i;
   }
   __device__ int64_t step(int) const { return 1; }
 };
 
-// Any strides, by divisions that were prepared.
+// Any strides, in 32 bits: see for_each_part.
 template <int N>
 struct DividedIndex {
   int64_t numel;
   int inner;  // the innermost dimension
   FastDiv shape[kMaxDims];
-  int64_t stride[N][kMaxDims];
+  int stride[N][kMaxDims];
 
   explicit DividedIndex(const StridedIndex<N>& index)
       : numel(index.numel), inner(std::max(index.ndim - 1, 0)) {
     for (int d = 0; d < index.ndim; ++d) shape[d] = FastDiv(index.shape[d]);
     for (int n = 0; n < N; ++n) {
-      for (int d = 0; d < kMaxDims; ++d) stride[n][d] = index.stride[n][d];
+      for (int d = 0; d < kMaxDims; ++d) stride[n][d] = static_cast<int>(index.stride[n][d]);
     }
   }
-  __device__ void offsets(int64_t first, int64_t (&at)[N]) const {
-#pragma unroll
-    for (int n = 0; n < N; ++n) at[n] = 0;
+  __device__ void offsets(int64_t block, int i, int64_t (&at)[N]) const {
+    int offset[N] = {};
+    i += static_cast<int>(block);
 #pragma unroll 1
     for (int d = inner; d > 0; --d) {
-      const int64_t q = shape[d](first), r = first - q * shape[d].divisor();
+      const int q = shape[d].quick(i), r = i - q * static_cast<int>(shape[d].divisor());
 #pragma unroll
-      for (int n = 0; n < N; ++n) at[n] += r * stride[n][d];
-      first = q;
+      for (int n = 0; n < N; ++n) offset[n] += r * stride[n][d];
+      i = q;
     }
 #pragma unroll
-    for (int n = 0; n < N; ++n) at[n] += first * stride[n][0];
+    for (int n = 0; n < N; ++n) at[n] = offset[n] + i * stride[n][0];
   }
   __device__ int64_t step(int n) const { return stride[n][inner]; }
 };
+
+// f(part, first element of the part in each tensor): the index whole, or halved until positions and
+// offsets fit in 32 bits. A cut through the innermost dimension is a multiple of `align`.
+template <int N, class F>
+void for_each_part(const StridedIndex<N>& index, const int64_t (&first)[N], int64_t align, F&& f) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - (1 << 16);  // and a block more
+  int64_t reach[N] = {}, widest = 0;
+  int cut = 0;
+  bool fits = index.numel < kMost;
+  for (int n = 0; n < N; ++n) {
+    for (int d = 0; d < index.ndim; ++d) {
+      const int64_t stride = index.stride[n][d];
+      const int64_t span = (index.shape[d] - 1) * (stride < 0 ? -stride : stride);
+      reach[n] += span;
+      if (span > widest) widest = span, cut = d;
+    }
+    fits = fits && reach[n] < kMost;
+  }
+  if (fits) return f(index, first);
+  const int64_t unit = cut == index.ndim - 1 ? align : 1;
+  StridedIndex<N> half = index;
+  half.shape[cut] = ceil_div(index.shape[cut], 2 * unit) * unit;
+  half.numel = index.numel / index.shape[cut] * half.shape[cut];
+  for_each_part(half, first, align, f);
+  int64_t second[N];
+  for (int n = 0; n < N; ++n) second[n] = first[n] + half.shape[cut] * index.stride[n][cut];
+  half.shape[cut] = index.shape[cut] - half.shape[cut];
+  half.numel = index.numel / index.shape[cut] * half.shape[cut];
+  for_each_part(half, second, align, f);
+}
 
 // ---- Packs of neighbours -------------------------------------------------------------------------
 
@@ -229,20 +262,20 @@ template <int W, int kItems, size_t... I, class... Operands>
 struct Queues<W, kItems, std::index_sequence<I...>, Operands...>
     : Queue<I, Operands, W, kItems>... {
   template <class Index>
-  __device__ __forceinline__ void fetch(const Index& index, int64_t first, int count, int item,
-                                        const Operands&... operands) {
+  __device__ __forceinline__ void fetch(const Index& index, int64_t block, int first, int count,
+                                        int item, const Operands&... operands) {
     int64_t at[sizeof...(Operands)];
-    index.offsets(first, at);
+    index.offsets(block, first, at);
     (operands.fetch(at[I], index.step(I), count, Queue<I, Operands, W, kItems>::items[item]), ...);
   }
   // Computes what was fetched first, and stores it.
   template <class F, class Index>
-  __device__ __forceinline__ void finish(const F& f, const Index& index, int64_t first, int count,
-                                         const Operands&... operands) {
+  __device__ __forceinline__ void finish(const F& f, const Index& index, int64_t block, int first,
+                                         int count, const Operands&... operands) {
     struct : PackOf<I, Operands, W>... {
     } all;
     int64_t at[sizeof...(Operands)];
-    index.offsets(first, at);
+    index.offsets(block, first, at);
     (operands.unpack(Queue<I, Operands, W, kItems>::items[0], at[I], index.step(I),
                      all.PackOf<I, Operands, W>::pack),
      ...);
@@ -270,35 +303,35 @@ inline constexpr int kWidth =
              2);
 
 template <int W, class... Operands>
-inline constexpr int kItemsOf = std::clamp(64 / std::max(W * kBytesIn<Operands...>, 1), 1, 4);
+inline constexpr int kItemsOf = std::clamp(48 / std::max(W * kBytesIn<Operands...>, 1), 1, 2);
 
 // A block has `items` <= kItems packs for each of its threads, side by side.
 template <int W, int kItems, class Index, class F, class... Operands>
 __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
     packs_kernel(F f, Index index, int items, Operands... operands) {
   if constexpr (HasPrepare<F>) f.prepare();
-  constexpr int64_t kNext = int64_t{kThreads} * W;
-  const int64_t block = int64_t{blockIdx.x} * items * kNext;
-  int64_t first = block + threadIdx.x * W;
-  const auto count_at = [&](int64_t at) {
-    return static_cast<int>(max(min(index.numel - at, int64_t{W}), int64_t{0}));
-  };
+  constexpr int kNext = kThreads * W;
+  const int64_t block = int64_t{blockIdx.x} * (items * kNext);
+  const int left = static_cast<int>(min(index.numel - block, int64_t{items} * kNext));
+  const auto count_at = [&](int first) { return max(min(left - first, W), 0); };
+  int first = threadIdx.x * W;  // within the block
   Queues<W, kItems, std::index_sequence_for<Operands...>, Operands...> queues;
   // Elements past the end are computed on zeros and not stored.
-  if (items == kItems && block + kItems * kNext <= index.numel) {
+  if (left == kItems * kNext) {
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) queues.fetch(index, first + i * kNext, W, i, operands...);
+    for (int i = 0; i < kItems; ++i) {
+      queues.fetch(index, block, first + i * kNext, W, i, operands...);
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (i < items && first + i * kNext < index.numel) {
-        queues.fetch(index, first + i * kNext, count_at(first + i * kNext), i, operands...);
-      }
+      const int at = first + i * kNext;
+      if (at < left) queues.fetch(index, block, at, count_at(at), i, operands...);
     }
   }
 #pragma unroll 1  // one copy of what f may be
-  for (int i = 0; i < items && first < index.numel; ++i, first += kNext) {
-    queues.finish(f, index, first, count_at(first), operands...);
+  for (; first < left; first += kNext) {
+    queues.finish(f, index, block, first, count_at(first), operands...);
   }
 }
 
@@ -306,8 +339,8 @@ template <int W, class Index, class F, class... Operands>
 void launch_packs(const Index& index, const F& f, void* stream, Operands... operands) {
   constexpr int kItems = kItemsOf<W, Operands...>;
   const int64_t packs = ceil_div(index.numel, W);
-  // Several packs for each thread once there are enough for all multiprocessors.
-  const bool many = packs >= int64_t{kThreads} * kItems * multiprocessor_count() * 2;
+  // Several packs for each thread once there are blocks enough.
+  const bool many = packs >= int64_t{kThreads} * kItems * multiprocessor_count() * 16;
   const int items = many ? kItems : 1;
   const int64_t blocks = ceil_div(packs, int64_t{kThreads} * items);
   launch_kernel(packs_kernel<W, kItems, Index, F, Operands...>, static_cast<unsigned>(blocks),
@@ -345,25 +378,34 @@ struct PackSet<W, std::index_sequence<I...>, Operands...> : PackOf<I, Operands, 
   }
 };
 
+// Elements of a thread.
+template <class F, class... Operands>
+inline constexpr int kScattered =
+    IsPointwise<F> && kWidest<Operands...> <= 2 && sizeof...(Operands) <= 2 ? 8 : 4;
+
 template <class F, class... Operands>
 __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
     scattered_kernel(F f, DividedIndex<sizeof...(Operands)> index, Operands... operands) {
   if constexpr (HasPrepare<F>) f.prepare();
-  const int64_t first = int64_t{blockIdx.x} * (kThreads * kScattered) + threadIdx.x;
-  PackSet<kScattered, std::index_sequence_for<Operands...>, Operands...> packs{};
+  constexpr int kCount = kScattered<F, Operands...>;
+  const int64_t block = int64_t{blockIdx.x} * (kThreads * kCount);
+  const int left = static_cast<int>(index.numel - block);
+  PackSet<kCount, std::index_sequence_for<Operands...>, Operands...> packs{};
   int64_t at[sizeof...(Operands)];
 #pragma unroll
-  for (int k = 0; k < kScattered; ++k) {
-    if (first + k * kThreads < index.numel) {
-      index.offsets(first + k * kThreads, at);
+  for (int k = 0; k < kCount; ++k) {
+    const int i = k * kThreads + threadIdx.x;
+    if (i < left) {
+      index.offsets(block, i, at);
       packs.load(k, at, operands...);
     }
   }
   packs.run(f);
 #pragma unroll
-  for (int k = 0; k < kScattered; ++k) {
-    if (first + k * kThreads < index.numel) {
-      index.offsets(first + k * kThreads, at);
+  for (int k = 0; k < kCount; ++k) {
+    const int i = k * kThreads + threadIdx.x;
+    if (i < left) {
+      index.offsets(block, i, at);
       packs.store(k, at, operands...);
     }
   }
@@ -395,14 +437,23 @@ void map_elements(const StridedIndex<N>& index, const F& f, void* stream, Operan
   int n = 0;
   ((fit = fit && detail::packs_fit<kWidth>(index, n++, operands)), ...);
   if (fit && index.is_flat()) {
-    detail::launch_packs<kWidth>(detail::FlatIndex<N>{index.numel}, f, stream, operands...);
-  } else if (fit) {
-    detail::launch_packs<kWidth>(detail::DividedIndex<N>(index), f, stream, operands...);
-  } else {
-    const auto blocks = ceil_div(index.numel, detail::kThreads * detail::kScattered);
-    launch_kernel(detail::scattered_kernel<F, Operands...>, static_cast<unsigned>(blocks),
-                  detail::kThreads, 0, stream, f, detail::DividedIndex<N>(index), operands...);
+    return detail::launch_packs<kWidth>(detail::FlatIndex<N>{index.numel}, f, stream, operands...);
   }
+  const auto launch = [&](const StridedIndex<N>& part, const int64_t(&first)[N]) {
+    const detail::DividedIndex<N> divided(part);
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      if (fit) {
+        detail::launch_packs<kWidth>(divided, f, stream, operands.from(first[I])...);
+      } else {
+        constexpr int kBlock = detail::kThreads * detail::kScattered<F, Operands...>;
+        const auto blocks = static_cast<unsigned>(ceil_div(part.numel, kBlock));
+        launch_kernel(detail::scattered_kernel<F, Operands...>, blocks, detail::kThreads, 0, stream,
+                      f, divided, operands.from(first[I])...);
+      }
+    }(std::index_sequence_for<Operands...>{});
+  };
+  const int64_t origin[N] = {};
+  detail::for_each_part(index, origin, kWidth, launch);
 }
 
 }  // namespace dlkern::gpu
