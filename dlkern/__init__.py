@@ -108,7 +108,18 @@ from dlkern.optim import (
     sgd_step,
     update_loss_scale,
 )
-from dlkern.pool import avg_pool, avg_pool_backward, max_pool, max_pool_backward
+from dlkern.pool import (
+    adaptive_avg_pool,
+    adaptive_avg_pool_backward,
+    adaptive_max_pool,
+    adaptive_max_pool_backward,
+    avg_pool,
+    avg_pool_backward,
+    lp_pool,
+    lp_pool_backward,
+    max_pool,
+    max_pool_backward,
+)
 from dlkern.reduce import (
     argmax,
     argmin,
@@ -144,6 +155,10 @@ __all__ = [
     "Stream",
     "Tuning",
     "adamw_step",
+    "adaptive_avg_pool",
+    "adaptive_avg_pool_backward",
+    "adaptive_max_pool",
+    "adaptive_max_pool_backward",
     "add",
     "add_backward",
     "argmax",
@@ -205,6 +220,8 @@ __all__ = [
     "lion_step",
     "log_softmax",
     "log_softmax_backward",
+    "lp_pool",
+    "lp_pool_backward",
     "matmul",
     "matmul_backward",
     "max",

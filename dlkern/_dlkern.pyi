@@ -377,26 +377,38 @@ def cast(x: Any, dtype: Any, out: Any, stream: Any) -> Any: ...
 
 # pool.pxi
 def max_pool(
+    op: str,
     x: Any,
     window: tuple[Any, ...],
-    with_indices: bool,
+    index_dtype: str | None,
     out: Any,
     out_indices: Any,
     stream: Any,
 ) -> Any: ...
 def max_pool_backward(
-    dy: Any, indices: Any, input_shape: Any, window: tuple[Any, ...], out: Any, stream: Any
+    op: str,
+    dy: Any,
+    indices: Any,
+    input_shape: Any,
+    window: tuple[Any, ...],
+    out: Any,
+    stream: Any,
 ) -> Any: ...
 def avg_pool(
-    x: Any, window: tuple[Any, ...], average: tuple[Any, ...], out: Any, stream: Any
+    op: str, x: Any, window: tuple[Any, ...], average: tuple[Any, ...], out: Any, stream: Any
 ) -> Any: ...
 def avg_pool_backward(
+    op: str,
     dy: Any,
     input_shape: Any,
     window: tuple[Any, ...],
     average: tuple[Any, ...],
     out: Any,
     stream: Any,
+) -> Any: ...
+def lp_pool(x: Any, norm_type: Any, window: tuple[Any, ...], out: Any, stream: Any) -> Any: ...
+def lp_pool_backward(
+    dy: Any, x: Any, y: Any, norm_type: Any, window: tuple[Any, ...], out: Any, stream: Any
 ) -> Any: ...
 
 # reduce.pxi

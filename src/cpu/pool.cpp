@@ -4,8 +4,9 @@
 // where the channels come last, the channels of one window. The taps of a window are taken one after
 // the other, each for the whole span, so that the inner loop is a vector operation over results.
 // Rows of x that are not float or double already are converted once per span and row.
-// The gradient of max pooling adds into one plane (or a few channels' planes) after the other; that
-// of average pooling gathers, in the same spans as the forward.
+// The gradient of max pooling adds into one plane (or a few channels' planes) after the other; those
+// of average and Lp pooling gather, in the same spans as the forward.
+// Windows of adaptive pooling along W are of several sizes: they are taken one after the other.
 #include "ops/pool.h"
 
 #include <limits>
@@ -13,6 +14,7 @@
 
 #include "cpu/prims/convert.h"
 #include "cpu/prims/parallel.h"
+#include "cpu/prims/reduce.h"
 #include "cpu/prims/spans.h"
 
 namespace dlkern {
@@ -99,18 +101,32 @@ struct Maximum {
       }
     });
   }
+  // `count` taps of window i alone.
+  void take_one(int64_t i, const Acc* v, int64_t count, int64_t number) {
+    for (int64_t k = 0; k < count; ++k) {
+      if (!is_better<false>(v[k], value[i])) continue;
+      value[i] = v[k];
+      if constexpr (kWithTap) tap[i] = static_cast<Tap>(number + k);
+    }
+  }
 };
-template <class Acc>
+// The sum of f(v).
+template <class Acc, class F>
 struct Total {
   static constexpr Acc kPadding = 0;
   std::vector<Acc> value;
+  F f;
 
-  explicit Total(int64_t n) : value(n) {}
+  explicit Total(int64_t n, F f_) : value(n), f(f_) {}
   void begin(int64_t n, int64_t, const int64_t*) { std::fill_n(value.begin(), n, Acc(0)); }
   void take(int64_t n, const Acc* v, int64_t step, int64_t /*number*/) {
     Acc* sum = value.data();
-    with_step(step,
-              [=](auto step) { DLK_SIMD for (int64_t i = 0; i < n; ++i) sum[i] += v[i * step]; });
+    with_step(step, [=, f = f](auto step) {
+      DLK_SIMD for (int64_t i = 0; i < n; ++i) sum[i] += f(v[i * step]);
+    });
+  }
+  void take_one(int64_t i, const Acc* v, int64_t count, int64_t /*number*/) {
+    for (int64_t k = 0; k < count; ++k) value[i] += f(v[k]);
   }
 };
 
@@ -131,37 +147,43 @@ const Acc* padded_row(const PoolShape& s, const T* row, int64_t stride, Acc padd
   return buffer;
 }
 
-// Puts all windows through Op; finish(op, place) stores a span of results.
-template <class T, class Op, class Finish>
-void pool(const PoolShape& s, const Tensor& x, bool channels, Finish&& finish) {
+// Puts all windows through what make(n) gives for spans of at most n; finish(op, place) stores a
+// span of results.
+template <class T, class Make, class Finish>
+void pool(const PoolShape& s, const Tensor& x, bool channels, Make&& make, Finish&& finish) {
   using Acc = Accumulator<T>;
   const Window &wd = s.window[0], &wh = s.window[1], &ww = s.window[2];
   std::vector<int64_t> first_taps(s.out[2]);
-  for (int64_t w = 0; w < s.out[2]; ++w) first_taps[w] = ww.taps_inside(w, s.in[2]).begin;
+  for (int64_t w = 0; w < s.out[2]; ++w) first_taps[w] = s.taps_inside(2, w).begin;
   for_each_place(s, s.out, channels, [&](int64_t begin, int64_t end, const auto& place_of) {
-    Op op(channels ? kChannels : s.out[2]);
-    std::vector<Acc> buffer(channels ? kChannels : padded_width(s));
+    auto op = make(channels ? kChannels : s.out[2]);
+    std::vector<Acc> buffer(channels ? kChannels : s.adaptive[2] ? s.in[2] : padded_width(s));
     for (int64_t i = begin; i < end; ++i) {
       const Place p = place_of(i);
       const T* image = x.as<T>() + p.n * x.strides[0] + p.c * x.strides[1];
-      const Range td = wd.taps_inside(p.d, s.in[0]), th = wh.taps_inside(p.h, s.in[1]);
+      const Range td = s.taps_inside(0, p.d), th = s.taps_inside(1, p.h);
       const int64_t first = (td.begin * wh.kernel + th.begin) * ww.kernel;
       op.begin(p.count, first + (channels ? first_taps[p.w] : 0),
                channels ? nullptr : first_taps.data());
       for (int64_t kd = td.begin; kd < td.end; ++kd) {
         for (int64_t kh = th.begin; kh < th.end; ++kh) {
-          const T* row = image + (wd.start(p.d) + kd * wd.dilation) * x.strides[2] +
-                         (wh.start(p.h) + kh * wh.dilation) * x.strides[3];
+          const T* row = image + (s.origin(0, p.d) + kd * wd.dilation) * x.strides[2] +
+                         (s.origin(1, p.h) + kh * wh.dilation) * x.strides[3];
           const int64_t number = (kd * wh.kernel + kh) * ww.kernel;
           if (channels) {
-            const Range tw = ww.taps_inside(p.w, s.in[2]);
+            const Range tw = s.taps_inside(2, p.w);
             for (int64_t kw = tw.begin; kw < tw.end; ++kw) {
-              const T* pixel = row + (ww.start(p.w) + kw * ww.dilation) * x.strides[4];
+              const T* pixel = row + (s.origin(2, p.w) + kw * ww.dilation) * x.strides[4];
               const Acc* v = read_span(pixel, x.strides[1], p.count, buffer.data());
               op.take(p.count, v, 1, number + kw);
             }
+          } else if (s.adaptive[2]) {
+            const Acc* v = read_span(row, x.strides[4], s.in[2], buffer.data());
+            for (int64_t w = 0; w < p.count; ++w) {
+              op.take_one(w, v + s.origin(2, w), s.taps_inside(2, w).end, number);
+            }
           } else {
-            const Acc* v = padded_row(s, row, x.strides[4], Op::kPadding, buffer.data());
+            const Acc* v = padded_row(s, row, x.strides[4], op.kPadding, buffer.data());
             for (int64_t kw = 0; kw < ww.kernel; ++kw) {
               op.take(p.count, v + kw * ww.dilation, ww.stride, number + kw);
             }
@@ -173,7 +195,12 @@ void pool(const PoolShape& s, const Tensor& x, bool channels, Finish&& finish) {
   });
 }
 
-// Flat position in x's plane of each tap, counted from the window's first.
+// Flat position in x's plane of tap 0 of a window; what tap_positions() holds is counted from it.
+int64_t plane_position(const PoolShape& s, const Place& o) {
+  return (s.origin(0, o.d) * s.in[1] + s.origin(1, o.h)) * s.in[2] + s.origin(2, o.w);
+}
+
+// Flat position in x's plane of each tap, counted from that of tap 0.
 std::vector<int64_t> tap_positions(const PoolShape& s) {
   const Window &wd = s.window[0], &wh = s.window[1], &ww = s.window[2];
   std::vector<int64_t> positions;
@@ -198,17 +225,22 @@ void max_forward(const MaxPoolForward& p) {
   const auto store = [&](const auto& op, const Place& at) {
     store_span(op.value.data(), p.y.as<T>() + offset_of(p.y, at), p.y.strides[axis], at.count);
   };
-  if (!p.indices) return pool<T, Maximum<Acc, false>>(s, p.x, channels, store);
-  dispatch_index(p.indices.dtype, [&]<class Index>() {
+  if (!p.indices) {
+    return pool<T>(s, p.x, channels, [](int64_t n) { return Maximum<Acc, false>(n); }, store);
+  }
+  dispatch_tap_index(p.indices.dtype, [&]<class Index>() {
     const std::vector<int64_t> positions = tap_positions(s);
-    pool<T, Maximum<Acc, true>>(s, p.x, channels, [&](const auto& op, const Place& at) {
+    const auto make = [](int64_t n) { return Maximum<Acc, true>(n); };
+    pool<T>(s, p.x, channels, make, [&](const auto& op, Place at) {
       store(op, at);
-      const int64_t step = channels ? 0 : s.window[2].stride;
-      int64_t first = (s.window[0].start(at.d) * s.in[1] + s.window[1].start(at.h)) * s.in[2] +
-                      s.window[2].start(at.w);
       Index* index = p.indices.as<Index>() + offset_of(p.indices, at);
-      for (int64_t i = 0; i < at.count; ++i, first += step) {
-        index[i * p.indices.strides[axis]] = static_cast<Index>(first + positions[op.tap[i]]);
+      for (int64_t i = 0; i < at.count; ++i, index += p.indices.strides[axis]) {
+        if constexpr (sizeof(Index) == 1) {
+          *index = static_cast<Index>(op.tap[i]);
+        } else {
+          *index = static_cast<Index>(plane_position(s, at) + positions[op.tap[i]]);
+          if (!channels) ++at.w;
+        }
       }
     });
   });
@@ -222,12 +254,20 @@ std::vector<Acc> column_divisors(const PoolShape& s, const PoolDivisor& divisor)
   return columns;
 }
 
+struct Identity {
+  template <class Acc>
+  Acc operator()(Acc v) const {
+    return v;
+  }
+};
+
 template <class T>
 void avg_forward(const AvgPoolForward& p) {
   using Acc = Accumulator<T>;
   const bool channels = is_channels_last(p.x);
   const std::vector<Acc> columns = column_divisors<Acc>(p.shape, p.divisor);
-  pool<T, Total<Acc>>(p.shape, p.x, channels, [&](Total<Acc>& op, const Place& at) {
+  const auto make = [](int64_t n) { return Total<Acc, Identity>(n, {}); };
+  pool<T>(p.shape, p.x, channels, make, [&](auto& op, const Place& at) {
     const Acc rows = static_cast<Acc>(p.divisor.rows(p.shape, at.d, at.h));
     Acc* v = op.value.data();
     if (channels) {
@@ -238,6 +278,26 @@ void avg_forward(const AvgPoolForward& p) {
     }
     store_span(v, p.y.as<T>() + offset_of(p.y, at), p.y.strides[channels ? 1 : 4], at.count);
   });
+}
+
+template <class T>
+void lp_forward(const LpPoolForward& p) {
+  using Acc = Accumulator<T>;
+  const bool channels = is_channels_last(p.x);
+  const Norm<Acc> norm(p.norm);
+  const auto run = [&](auto power) {
+    const auto make = [=](int64_t n) { return Total<Acc, decltype(power)>(n, power); };
+    pool<T>(p.shape, p.x, channels, make, [&](auto& op, const Place& at) {
+      Acc* v = op.value.data();
+      for (int64_t i = 0; i < at.count; ++i) v[i] = norm.root(v[i]);
+      store_span(v, p.y.as<T>() + offset_of(p.y, at), p.y.strides[channels ? 1 : 4], at.count);
+    });
+  };
+  if (p.norm == 2) {
+    run([](Acc v) { return v * v; });
+  } else {
+    run([=](Acc v) { return norm.power(v); });
+  }
 }
 
 // Where the gradients of some channels of one image are added up: dx itself where it can be, else a
@@ -315,6 +375,8 @@ void max_backward(const MaxPoolBackward& p) {
   const int64_t width = !is_channels_last(p.dx) ? 1 : Planes<T>::is_direct(p.dx) ? 64 : 16;
   const int64_t tiles = ceil_div(s.channels, width);
   const int64_t grain = kGrainElements / ((plane + s.out_plane()) * width);
+  constexpr bool kIsTap = sizeof(Index) == 1;
+  const std::vector<int64_t> positions = kIsTap ? tap_positions(s) : std::vector<int64_t>();
   parallel_for(s.batch * tiles, grain, [&](int64_t begin, int64_t end) {
     Planes<T> to(p.dx, plane, width);
     for (int64_t i = begin; i < end; ++i) {
@@ -323,11 +385,16 @@ void max_backward(const MaxPoolBackward& p) {
       to.begin(at, channels);
       for (Place o = at; o.d < s.out[0]; ++o.d) {
         for (o.h = 0; o.h < s.out[1]; ++o.h) {
+          o.w = 0;
           const T* g = dy.as<T>() + offset_of(dy, o);
           const Index* index = indices.as<Index>() + offset_of(indices, o);
-          for (int64_t w = 0; w < s.out[2]; ++w, g += dy.strides[4], index += indices.strides[4]) {
+          for (; o.w < s.out[2]; ++o.w, g += dy.strides[4], index += indices.strides[4]) {
+            const int64_t first = kIsTap ? plane_position(s, o) : 0;
             for (int64_t c = 0; c < channels; ++c) {
-              const int64_t position = index[c * indices.strides[1]];
+              int64_t position = index[c * indices.strides[1]];
+              if constexpr (kIsTap) {
+                position = position < s.taps() ? first + positions[position] : -1;
+              }
               if (position < 0 || position >= plane) continue;  // not of the forward's making
               to.sums[position * to.pixel_stride + c * to.channel_stride] +=
                   static_cast<Accumulator<T>>(g[c * dy.strides[1]]);
@@ -340,40 +407,100 @@ void max_backward(const MaxPoolBackward& p) {
   });
 }
 
+// What a window gives to all of its elements, for spans of windows along W or C; and what an
+// element makes of the sum of that. A Gradient belongs to one thread.
 template <class T>
-void avg_backward(const AvgPoolBackward& p) {
+class AvgGradient {
+ public:
+  using Acc = Accumulator<T>;
+  AvgGradient(const AvgPoolBackward& p, int64_t span)
+      : p_(p), columns_(column_divisors<Acc>(p.shape, p.divisor)), buffer_(span) {}
+
+  const Acc* windows(const Place& o, bool channels) {
+    load_span(p_.dy.as<T>() + offset_of(p_.dy, o), p_.dy.strides[channels ? 1 : 4], o.count,
+              buffer_.data());
+    Acc* g = buffer_.data();
+    const Acc rows = static_cast<Acc>(p_.divisor.rows(p_.shape, o.d, o.h));
+    if (channels) {
+      const Acc divisor = rows * columns_[o.w];
+      DLK_SIMD for (int64_t i = 0; i < o.count; ++i) g[i] /= divisor;
+    } else {
+      const Acc* columns = columns_.data();
+      DLK_SIMD for (int64_t i = 0; i < o.count; ++i) g[i] /= rows * columns[i];
+    }
+    return g;
+  }
+  void elements(const Place&, bool, Acc*) {}
+
+ private:
+  const AvgPoolBackward& p_;
+  std::vector<Acc> columns_, buffer_;
+};
+
+template <class T>
+class LpGradient {
+ public:
+  using Acc = Accumulator<T>;
+  LpGradient(const LpPoolBackward& p, int64_t span)
+      : p_(p), norm_(p.norm), g_(span), y_(span), x_(span) {}
+
+  const Acc* windows(const Place& o, bool channels) {
+    const int axis = channels ? 1 : 4;
+    load_span(p_.dy.as<T>() + offset_of(p_.dy, o), p_.dy.strides[axis], o.count, g_.data());
+    const Acc* y =
+        read_span(p_.y.as<T>() + offset_of(p_.y, o), p_.y.strides[axis], o.count, y_.data());
+    for (int64_t i = 0; i < o.count; ++i) g_[i] = norm_.weight(g_[i], y[i]);
+    return g_.data();
+  }
+  void elements(const Place& at, bool channels, Acc* sum) {
+    const Acc* x = read_span(p_.x.as<T>() + offset_of(p_.x, at), p_.x.strides[channels ? 1 : 4],
+                             at.count, x_.data());
+    for (int64_t i = 0; i < at.count; ++i) sum[i] *= norm_.slope(x[i]);
+  }
+
+ private:
+  const LpPoolBackward& p_;
+  Norm<Acc> norm_;
+  std::vector<Acc> g_, y_, x_;
+};
+
+template <class T, class Gradient, class Problem>
+void gather_backward(const Problem& p) {
   using Acc = Accumulator<T>;
   const PoolShape& s = p.shape;
-  const Tensor &dy = p.dy, &dx = p.dx;
+  const Tensor& dx = p.dx;
   const bool channels = is_channels_last(dx);
-  const Window &wd = s.window[0], &wh = s.window[1], &ww = s.window[2];
-  const std::vector<Acc> columns = column_divisors<Acc>(s, p.divisor);
+  const Window& ww = s.window[2];
   for_each_place(s, s.in, channels, [&](int64_t begin, int64_t end, const auto& place_of) {
     // A row of sums includes the padding, so that every tap of every window has its place.
     const int64_t before = channels ? 0 : ww.pad_begin;
-    std::vector<Acc> sums(channels ? kChannels : std::max(padded_width(s), before + s.in[2]));
-    std::vector<Acc> span(channels ? kChannels : s.out[2]);
-    Acc *sum = sums.data(), *g = span.data();
+    std::vector<Acc> sums(channels        ? kChannels
+                          : s.adaptive[2] ? s.in[2]
+                                          : std::max(padded_width(s), before + s.in[2]));
+    Gradient gradient(p, channels ? kChannels : std::max(s.in[2], s.out[2]));
+    Acc* sum = sums.data();
     for (int64_t i = begin; i < end; ++i) {
       const Place at = place_of(i);
       std::fill(sums.begin(), sums.end(), Acc(0));
-      const Range od = wd.windows_over(at.d, s.out[0]), oh = wh.windows_over(at.h, s.out[1]);
+      const Range od = s.windows_over(0, at.d), oh = s.windows_over(1, at.h);
       for (int64_t d = od.begin; d < od.end; ++d) {
         for (int64_t h = oh.begin; h < oh.end; ++h) {
-          const Acc rows = static_cast<Acc>(p.divisor.rows(s, d, h));
           if (channels) {
-            const Range ow = ww.windows_over(at.w, s.out[2]);
+            const Range ow = s.windows_over(2, at.w);
             for (int64_t w = ow.begin; w < ow.end; ++w) {
-              const T* from = dy.as<T>() + offset_of(dy, {at.n, at.c, d, h, w, 0});
-              const Acc* v = read_span(from, dy.strides[1], at.count, g);
-              const Acc divisor = rows * columns[w];
-              DLK_SIMD for (int64_t c = 0; c < at.count; ++c) sum[c] += v[c] / divisor;
+              const Acc* g = gradient.windows({at.n, at.c, d, h, w, at.count}, true);
+              DLK_SIMD for (int64_t c = 0; c < at.count; ++c) sum[c] += g[c];
             }
             continue;
           }
-          const T* from = dy.as<T>() + offset_of(dy, {at.n, at.c, d, h, 0, 0});
-          load_span(from, dy.strides[4], s.out[2], g);
-          DLK_SIMD for (int64_t w = 0; w < s.out[2]; ++w) g[w] /= rows * columns[w];
+          const Acc* g = gradient.windows({at.n, at.c, d, h, 0, s.out[2]}, false);
+          if (s.adaptive[2]) {
+            for (int64_t w = 0; w < s.out[2]; ++w) {
+              Acc* to = sum + s.origin(2, w);
+              for (int64_t k = s.taps_inside(2, w).end; k > 0; --k) *to++ += g[w];
+            }
+            continue;
+          }
           for (int64_t kw = 0; kw < ww.kernel; ++kw) {
             with_step(ww.stride, [=, &s](auto step) {
               DLK_SIMD for (int64_t w = 0; w < s.out[2]; ++w) sum[w * step + kw] += g[w];
@@ -381,6 +508,7 @@ void avg_backward(const AvgPoolBackward& p) {
           }
         }
       }
+      gradient.elements(at, channels, sum + before);
       store_span(sum + before, dx.as<T>() + offset_of(dx, at), dx.strides[channels ? 1 : 4],
                  at.count);
     }
@@ -397,7 +525,7 @@ constexpr Impl<MaxPoolBackward> kMaxBackward[] = {
     {"cpu_planes", supports_all, nullptr,
      [](const MaxPoolBackward& p, const Launch&) {
        dispatch_floating(p.dy.dtype, [&]<class T>() {
-         dispatch_index(p.indices.dtype, [&]<class Index>() { max_backward<T, Index>(p); });
+         dispatch_tap_index(p.indices.dtype, [&]<class Index>() { max_backward<T, Index>(p); });
        });
      }},
 };
@@ -410,7 +538,19 @@ constexpr Impl<AvgPoolForward> kAvgForward[] = {
 constexpr Impl<AvgPoolBackward> kAvgBackward[] = {
     {"cpu_spans", supports_all, nullptr,
      [](const AvgPoolBackward& p, const Launch&) {
-       dispatch_floating(p.dy.dtype, [&]<class T>() { avg_backward<T>(p); });
+       dispatch_floating(p.dy.dtype, [&]<class T>() { gather_backward<T, AvgGradient<T>>(p); });
+     }},
+};
+constexpr Impl<LpPoolForward> kLpForward[] = {
+    {"cpu_spans", supports_all, nullptr,
+     [](const LpPoolForward& p, const Launch&) {
+       dispatch_floating(p.x.dtype, [&]<class T>() { lp_forward<T>(p); });
+     }},
+};
+constexpr Impl<LpPoolBackward> kLpBackward[] = {
+    {"cpu_spans", supports_all, nullptr,
+     [](const LpPoolBackward& p, const Launch&) {
+       dispatch_floating(p.dy.dtype, [&]<class T>() { gather_backward<T, LpGradient<T>>(p); });
      }},
 };
 
@@ -431,6 +571,14 @@ ImplList<AvgPoolForward> cpu_impls<AvgPoolForward>() {
 template <>
 ImplList<AvgPoolBackward> cpu_impls<AvgPoolBackward>() {
   return kAvgBackward;
+}
+template <>
+ImplList<LpPoolForward> cpu_impls<LpPoolForward>() {
+  return kLpForward;
+}
+template <>
+ImplList<LpPoolBackward> cpu_impls<LpPoolBackward>() {
+  return kLpBackward;
 }
 
 }  // namespace dlkern

@@ -1,5 +1,6 @@
 #include "ops/pool.h"
 
+#include <cmath>
 #include <limits>
 
 #include "ops/reduce.h"
@@ -8,6 +9,20 @@ namespace dlkern {
 namespace {
 
 constexpr dlk_pool_params kDefaults = DLK_POOL_PARAMS_INIT;
+
+// The op's name in messages, given that of the one with a kernel.
+const char* name_of(const char* op, const dlk_pool_params* params) {
+  static constexpr std::pair<const char*, const char*> kAdaptive[] = {
+      {"max_pool", "adaptive_max_pool"},
+      {"max_pool_backward", "adaptive_max_pool_backward"},
+      {"avg_pool", "adaptive_avg_pool"},
+      {"avg_pool_backward", "adaptive_avg_pool_backward"}};
+  if (!params || params->struct_size < sizeof(dlk_pool_params) || !params->output[0]) return op;
+  for (const auto& [plain, adaptive] : kAdaptive) {
+    if (std::string_view(op) == plain) return adaptive;
+  }
+  return op;
+}
 
 // The caller's dimension that holds the channels, and the first spatial one.
 struct Layout {
@@ -41,6 +56,18 @@ void require_elements(const Window& w, int64_t n, int64_t out, int d) {
   }
 }
 
+// `output` windows along dimension `at` of s; the caller's is d.
+void make_adaptive(PoolShape& s, int at, int d, int64_t output) {
+  if (output < 1) {
+    fail(DLK_INVALID_ARGUMENT, "output[", d, "] is ", output, ", expected at least 1");
+  }
+  const int64_t n = s.in[at], kernel = ceil_div(n, output);
+  s.out[at] = output;
+  s.adaptive[at] = n % output != 0;  // else the windows are alike
+  s.window[at].kernel = s.adaptive[at] ? std::min(kernel + 1, n) : kernel;
+  s.window[at].stride = kernel;
+}
+
 // The shape of the problem for an input of `ndim` dimensions.
 PoolShape make_shape(const char* name, dlk_pool_params p, int ndim, const int64_t* shape) {
   if (ndim < 3 || ndim > 2 + kMaxSpatial) {
@@ -56,6 +83,12 @@ PoolShape make_shape(const char* name, dlk_pool_params p, int ndim, const int64_
       fail(DLK_INVALID_ARGUMENT, name, ".shape is ", shape_string(shape, ndim),
            ", expected spatial extents of at least 1");
     }
+    const int at = d + kMaxSpatial - (ndim - 2);
+    s.in[at] = n;
+    if (p.output[d] != 0) {
+      make_adaptive(s, at, d, p.output[d]);
+      continue;
+    }
     if (p.kernel[d] < 0) {
       fail(DLK_INVALID_ARGUMENT, "kernel[", d, "] is ", p.kernel[d], ", expected at least 1");
     }
@@ -70,9 +103,7 @@ PoolShape make_shape(const char* name, dlk_pool_params p, int ndim, const int64_
            ", expected at most ", n + w.pad_begin + w.pad_end, ", the padded extent of ", name);
     }
     require_elements(w, n, out, d);
-    const int at = d + kMaxSpatial - (ndim - 2);
     s.window[at] = w;
-    s.in[at] = n;
     s.out[at] = out;
   }
   return s;
@@ -116,28 +147,41 @@ void require_output_shape(const Call& call, const Tensor& t, const PoolShape& s,
 }
 
 void require_indices(const Call& call, const Tensor& indices, const PoolShape& s) {
-  call.require_dtype(indices, {DType::kInt64, DType::kInt32});
+  call.require_dtype(indices, {DType::kInt64, DType::kInt32, DType::kUInt8});
+  if (indices.dtype == DType::kUInt8 && s.taps() > 256) {
+    fail(DLK_UNSUPPORTED_DTYPE, indices.name, ".dtype is uint8, expected int64 or int32 for ",
+         s.taps(), " taps");
+  }
   if (indices.dtype == DType::kInt32 && s.in_plane() > std::numeric_limits<int32_t>::max()) {
     fail(DLK_UNSUPPORTED_DTYPE, indices.name, ".dtype is int32, expected int64 for ", s.in_plane(),
          " positions");
   }
 }
 
-PoolDivisor make_divisor(const dlk_pool_params& p) {
+void require_no_dilation(const dlk_pool_params& p) {
   for (int d = 0; d < kMaxSpatial; ++d) {
     if (p.dilation[d] != 1) {
       fail(DLK_INVALID_ARGUMENT, "dilation[", d, "] is ", p.dilation[d],
-           ", expected 1 for average pooling");
+           ", expected 1 for average and Lp pooling");
     }
   }
+}
+PoolDivisor make_divisor(const dlk_pool_params& p) {
+  require_no_dilation(p);
   return {p.count_include_pad != 0, p.divisor_override};
+}
+void require_norm(const dlk_pool_params& p) {
+  require_no_dilation(p);
+  if (!(p.norm > 0) || std::isinf(p.norm)) {
+    fail(DLK_INVALID_ARGUMENT, "norm is ", p.norm, ", expected a positive number");
+  }
 }
 
 // One window that is exactly the plane, whose result is a reduction over it.
 bool is_global(const PoolShape& s) {
   for (int d = 0; d < kMaxSpatial; ++d) {
     const Window& w = s.window[d];
-    if (s.out[d] != 1 || w.kernel != s.in[d] || w.span() != s.in[d] || w.start(0) != 0) {
+    if (s.adaptive[d] || s.out[d] != 1 || w.kernel != s.in[d] || w.span() != s.in[d] || w.start(0) != 0) {
       return false;
     }
   }
@@ -163,7 +207,7 @@ dlk_status_t dlk_pool_output_shape(const DLTensor* x, const dlk_pool_params* par
 
 dlk_status_t dlk_max_pool_forward(const DLTensor* x_, const DLTensor* y_, const DLTensor* indices_,
                                   const dlk_pool_params* params, const dlk_launch* launch) {
-  return entry("max_pool", launch, [&](Call& call) {
+  return entry(name_of("max_pool", params), launch, [&](Call& call) {
     const dlk_pool_params p = read_params(params, kDefaults);
     const Tensor x = call.input("x", x_);
     const Tensor y = call.output("y", y_);
@@ -188,7 +232,7 @@ dlk_status_t dlk_max_pool_forward(const DLTensor* x_, const DLTensor* y_, const 
 dlk_status_t dlk_max_pool_backward(const DLTensor* dy_, const DLTensor* indices_,
                                    const DLTensor* dx_, const dlk_pool_params* params,
                                    const dlk_launch* launch) {
-  return entry("max_pool_backward", launch, [&](Call& call) {
+  return entry(name_of("max_pool_backward", params), launch, [&](Call& call) {
     const dlk_pool_params p = read_params(params, kDefaults);
     const Tensor dy = call.input("dy", dy_);
     const Tensor indices = call.input("indices", indices_);
@@ -207,7 +251,7 @@ dlk_status_t dlk_max_pool_backward(const DLTensor* dy_, const DLTensor* indices_
 
 dlk_status_t dlk_avg_pool_forward(const DLTensor* x_, const DLTensor* y_,
                                   const dlk_pool_params* params, const dlk_launch* launch) {
-  return entry("avg_pool", launch, [&](Call& call) {
+  return entry(name_of("avg_pool", params), launch, [&](Call& call) {
     const dlk_pool_params p = read_params(params, kDefaults);
     const Tensor x = call.input("x", x_);
     const Tensor y = call.output("y", y_);
@@ -226,7 +270,7 @@ dlk_status_t dlk_avg_pool_forward(const DLTensor* x_, const DLTensor* y_,
 
 dlk_status_t dlk_avg_pool_backward(const DLTensor* dy_, const DLTensor* dx_,
                                    const dlk_pool_params* params, const dlk_launch* launch) {
-  return entry("avg_pool_backward", launch, [&](Call& call) {
+  return entry(name_of("avg_pool_backward", params), launch, [&](Call& call) {
     const dlk_pool_params p = read_params(params, kDefaults);
     const Tensor dy = call.input("dy", dy_);
     const Tensor dx = call.output("dx", dx_);
@@ -236,6 +280,50 @@ dlk_status_t dlk_avg_pool_backward(const DLTensor* dy_, const DLTensor* dx_,
     const PoolShape s = make_shape("dx", p, dx.ndim, dx.shape.data());
     require_output_shape(call, dy, s, p, dx.ndim);
     call.require_disjoint(dx, dy);
+    if (is_global(s) && !divisor.fixed) {
+      return call.run(ReduceBackward{as_image(dy, p), {}, {}, as_image(dx, p), kSpatialAxes,
+                                     DLK_REDUCE_MEAN});
+    }
     call.run(AvgPoolBackward{as_image(dy, p), as_image(dx, p), s, divisor});
+  });
+}
+
+dlk_status_t dlk_lp_pool_forward(const DLTensor* x_, const DLTensor* y_,
+                                 const dlk_pool_params* params, const dlk_launch* launch) {
+  return entry("lp_pool", launch, [&](Call& call) {
+    const dlk_pool_params p = read_params(params, kDefaults);
+    const Tensor x = call.input("x", x_);
+    const Tensor y = call.output("y", y_);
+    call.require_floating(x);
+    call.require_same_dtype(y, x);
+    require_norm(p);
+    const PoolShape s = make_shape("x", p, x.ndim, x.shape.data());
+    require_output_shape(call, y, s, p, x.ndim);
+    call.require_disjoint(y, x);
+    call.run(LpPoolForward{as_image(x, p), as_image(y, p), s, p.norm});
+  });
+}
+
+dlk_status_t dlk_lp_pool_backward(const DLTensor* dy_, const DLTensor* x_, const DLTensor* y_,
+                                  const DLTensor* dx_, const dlk_pool_params* params,
+                                  const dlk_launch* launch) {
+  return entry("lp_pool_backward", launch, [&](Call& call) {
+    const dlk_pool_params p = read_params(params, kDefaults);
+    const Tensor dy = call.input("dy", dy_);
+    const Tensor x = call.input("x", x_);
+    const Tensor y = call.input("y", y_);
+    const Tensor dx = call.output("dx", dx_);
+    call.require_floating(dy);
+    call.require_same_dtype(x, dy);
+    require_norm(p);
+    const PoolShape s = make_shape("x", p, x.ndim, x.shape.data());
+    require_output_shape(call, dy, s, p, x.ndim);
+    call.require_like(y, dy);
+    call.require_like(dx, x);
+    call.require_disjoint(dx, dy);
+    call.require_disjoint(dx, y);
+    call.require_same_or_disjoint(dx, x);
+    call.run(LpPoolBackward{as_image(dy, p), as_image(x, p), as_image(y, p), as_image(dx, p), s,
+                            p.norm});
   });
 }

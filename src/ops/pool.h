@@ -2,6 +2,8 @@
 
 #include <dlkern/pool.h>
 
+#include <cmath>
+
 #include "core/call.h"
 #include "core/tensor.h"
 #include "core/window.h"
@@ -17,9 +19,26 @@ struct PoolShape {
   int64_t out[kMaxSpatial] = {1, 1, 1};
   Window window[kMaxSpatial];
 
+  bool adaptive[kMaxSpatial] = {};  // the extents alone decide; the kernel is the largest there is
+
   DLK_HD int64_t in_plane() const { return in[0] * in[1] * in[2]; }
   DLK_HD int64_t out_plane() const { return out[0] * out[1] * out[2]; }
   int64_t taps() const { return window[0].kernel * window[1].kernel * window[2].kernel; }
+
+  // Position of tap 0 of window o along dimension d; negative in the padding.
+  DLK_HD int64_t origin(int d, int64_t o) const {
+    return adaptive[d] ? quotient(o * in[d], out[d]) : window[d].start(o);
+  }
+  // Taps of window o along dimension d that lie inside the input; all windows have some.
+  DLK_HD Range taps_inside(int d, int64_t o) const {
+    if (!adaptive[d]) return window[d].taps_inside(o, in[d]);
+    return {0, round_up_quotient((o + 1) * in[d], out[d]) - origin(d, o)};
+  }
+  // Windows along dimension d whose span covers position i.
+  DLK_HD Range windows_over(int d, int64_t i) const {
+    if (!adaptive[d]) return window[d].windows_over(i, out[d]);
+    return {quotient(i * out[d], in[d]), round_up_quotient((i + 1) * out[d], in[d])};
+  }
 };
 
 // What a window's sum is divided by.
@@ -27,20 +46,56 @@ struct PoolDivisor {
   bool count_include_pad = true;
   int64_t fixed = 0;  // 0: count the taps
 
-  DLK_HD int64_t count(const Window& w, int64_t o, int64_t n) const {
-    if (!count_include_pad) {
-      const Range taps = w.taps_inside(o, n);
+  DLK_HD int64_t count(const PoolShape& s, int d, int64_t o) const {
+    if (!count_include_pad || s.adaptive[d]) {
+      const Range taps = s.taps_inside(d, o);
       return taps.end - taps.begin;
     }
-    const int64_t left = n + w.pad_end - w.start(o);  // a window of ceil_mode may reach further
+    const Window& w = s.window[d];
+    const int64_t left = s.in[d] + w.pad_end - w.start(o);  // with ceil_mode a window may reach further
     return left < w.kernel ? left : w.kernel;
   }
   // The divisor of window (d, h, w) is rows(d, h) * columns(w).
   DLK_HD int64_t rows(const PoolShape& s, int64_t d, int64_t h) const {
-    return fixed ? fixed : count(s.window[0], d, s.in[0]) * count(s.window[1], h, s.in[1]);
+    return fixed ? fixed : count(s, 0, d) * count(s, 1, h);
   }
-  DLK_HD int64_t columns(const PoolShape& s, int64_t w) const {
-    return fixed ? 1 : count(s.window[2], w, s.in[2]);
+  DLK_HD int64_t columns(const PoolShape& s, int64_t w) const { return fixed ? 1 : count(s, 2, w); }
+};
+
+// Powers of Lp pooling.
+template <class Acc>
+struct Norm {
+  Acc p;
+
+  explicit Norm(double norm) : p(static_cast<Acc>(norm)) {}
+  // |v|^p
+  DLK_HD Acc power(Acc v) const {
+    if (p == 2) return v * v;
+    const Acc a = v < 0 ? -v : v;
+    return p == 1 ? a : pow_of(a, p);
+  }
+  DLK_HD Acc root(Acc sum) const {
+    return p == 2 ? sqrt_of(sum) : p == 1 ? sum : pow_of(sum, 1 / p);
+  }
+  // A window's gradient dy / y^(p - 1), and what it is to be multiplied by for an element x.
+  DLK_HD Acc weight(Acc dy, Acc y) const {
+    return y == 0 ? Acc(0) : p == 2 ? dy / y : p == 1 ? dy : dy / pow_of(y, p - 1);
+  }
+  DLK_HD Acc slope(Acc x) const {
+    if (p == 2) return x;
+    if (x == 0) return 0;
+    const Acc a = x < 0 ? -x : x, s = p == 1 ? Acc(1) : pow_of(a, p - 1);
+    return x != x ? x : x < 0 ? -s : s;
+  }
+
+ private:
+  static DLK_HD Acc pow_of(Acc a, Acc b) {
+    using std::pow;
+    return pow(a, b);
+  }
+  static DLK_HD Acc sqrt_of(Acc a) {
+    using std::sqrt;
+    return sqrt(a);
   }
 };
 
@@ -62,6 +117,23 @@ struct AvgPoolBackward {
   PoolShape shape;
   PoolDivisor divisor;
 };
+struct LpPoolForward {
+  Tensor x, y;
+  PoolShape shape;
+  double norm;
+};
+struct LpPoolBackward {
+  Tensor dy, x, y, dx;
+  PoolShape shape;
+  double norm;
+};
+
+// f.template operator()<Index>() for the type of a max pooling's indices.
+template <class F>
+void dispatch_tap_index(DType dtype, F&& f) {
+  if (dtype == DType::kUInt8) return f.template operator()<uint8_t>();
+  dispatch_index(dtype, f);
+}
 
 // Channels of one pixel lie closer together in memory than neighbouring pixels.
 inline bool is_channels_last(const Tensor& t) {
@@ -78,6 +150,10 @@ ImplList<AvgPoolForward> cpu_impls<AvgPoolForward>();
 template <>
 ImplList<AvgPoolBackward> cpu_impls<AvgPoolBackward>();
 template <>
+ImplList<LpPoolForward> cpu_impls<LpPoolForward>();
+template <>
+ImplList<LpPoolBackward> cpu_impls<LpPoolBackward>();
+template <>
 ImplList<MaxPoolForward> gpu_impls<MaxPoolForward>();
 template <>
 ImplList<MaxPoolBackward> gpu_impls<MaxPoolBackward>();
@@ -85,5 +161,9 @@ template <>
 ImplList<AvgPoolForward> gpu_impls<AvgPoolForward>();
 template <>
 ImplList<AvgPoolBackward> gpu_impls<AvgPoolBackward>();
+template <>
+ImplList<LpPoolForward> gpu_impls<LpPoolForward>();
+template <>
+ImplList<LpPoolBackward> gpu_impls<LpPoolBackward>();
 
 }  // namespace dlkern
