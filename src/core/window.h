@@ -33,16 +33,20 @@ struct Window {
   // Input position of window o's first tap; negative in the padding.
   DLK_HD int64_t start(int64_t o) const { return o * stride - pad_begin; }
 
-  // Taps of window o that lie inside an input of extent n.
-  DLK_HD Range taps_inside(int64_t o, int64_t n) const {
+  // Taps of window o that lie inside an input of extent n. `by_dilation` divides by the dilation.
+  template <class Division>
+  DLK_HD Range taps_inside(int64_t o, int64_t n, const Division& by_dilation) const {
     const int64_t first = start(o);
     Range taps{0, kernel};
-    if (first < 0) taps.begin = round_up_quotient(-first, dilation);
+    if (first < 0) taps.begin = by_dilation(dilation - 1 - first);
     if (first + span() > n) {
-      const int64_t end = first < n ? round_up_quotient(n - first, dilation) : 0;
+      const int64_t end = first < n ? by_dilation(n - first + dilation - 1) : 0;
       taps.end = end < kernel ? end : kernel;
     }
     return taps;
+  }
+  DLK_HD Range taps_inside(int64_t o, int64_t n) const {
+    return taps_inside(o, n, [this](int64_t a) { return quotient(a, dilation); });
   }
   // Windows (of `out`) whose tap t lies inside an input of extent n.
   DLK_HD Range windows_inside(int64_t t, int64_t n, int64_t out) const {
@@ -52,10 +56,12 @@ struct Window {
     return {begin, end < out ? end : out};
   }
   // Windows (of `out`) whose span covers input position i. With dilation, i may fall between taps.
-  DLK_HD Range windows_over(int64_t i, int64_t out) const {
+  // `by_stride` divides by the stride.
+  template <class Division>
+  DLK_HD Range windows_over(int64_t i, int64_t out, const Division& by_stride) const {
     const int64_t last = i + pad_begin;
-    const int64_t begin = last >= span() ? quotient(last - span(), stride) + 1 : 0;
-    const int64_t end = quotient(last, stride) + 1;
+    const int64_t begin = last >= span() ? by_stride(last - span()) + 1 : 0;
+    const int64_t end = by_stride(last) + 1;
     return {begin, end < out ? end : out};
   }
 

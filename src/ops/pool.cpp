@@ -66,6 +66,7 @@ void make_adaptive(PoolShape& s, int at, int d, int64_t output) {
   s.adaptive[at] = n % output != 0;  // else the windows are alike
   s.window[at].kernel = s.adaptive[at] ? std::min(kernel + 1, n) : kernel;
   s.window[at].stride = kernel;
+  s.prepare(at);
 }
 
 // The shape of the problem for an input of `ndim` dimensions.
@@ -105,6 +106,7 @@ PoolShape make_shape(const char* name, dlk_pool_params p, int ndim, const int64_
     require_elements(w, n, out, d);
     s.window[at] = w;
     s.out[at] = out;
+    s.prepare(at);
   }
   return s;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/call.h"
+#include "core/fast_div.h"
 #include "core/tensor.h"
 #include "core/window.h"
 
@@ -27,18 +28,31 @@ struct PoolShape {
 
   // Position of tap 0 of window o along dimension d; negative in the padding.
   DLK_HD int64_t origin(int d, int64_t o) const {
-    return adaptive[d] ? quotient(o * in[d], out[d]) : window[d].start(o);
+    return adaptive[d] ? by_out[d](o * in[d]) : window[d].start(o);
   }
   // Taps of window o along dimension d that lie inside the input; all windows have some.
   DLK_HD Range taps_inside(int d, int64_t o) const {
-    if (!adaptive[d]) return window[d].taps_inside(o, in[d]);
-    return {0, round_up_quotient((o + 1) * in[d], out[d]) - origin(d, o)};
+    if (adaptive[d]) return {0, by_out[d]((o + 1) * in[d] + out[d] - 1) - origin(d, o)};
+    return window[d].taps_inside(o, in[d], by_dilation[d]);
   }
   // Windows along dimension d whose span covers position i.
   DLK_HD Range windows_over(int d, int64_t i) const {
-    if (!adaptive[d]) return window[d].windows_over(i, out[d]);
-    return {quotient(i * out[d], in[d]), round_up_quotient((i + 1) * out[d], in[d])};
+    if (!adaptive[d]) return window[d].windows_over(i, out[d], by_stride[d]);
+    return {by_in[d](i * out[d]), by_in[d]((i + 1) * out[d] + in[d] - 1)};
   }
+  // The last tap that lies no further from tap 0 than `distance`.
+  DLK_HD int64_t tap(int d, int64_t distance) const { return by_dilation[d](distance); }
+  // Once the other members of dimension d are there.
+  void prepare(int d) {
+    by_stride[d] = FastDiv(window[d].stride);
+    by_dilation[d] = FastDiv(window[d].dilation);
+    by_in[d] = FastDiv(in[d]);
+    by_out[d] = FastDiv(out[d]);
+  }
+
+ private:
+  FastDiv by_stride[kMaxSpatial], by_dilation[kMaxSpatial], by_in[kMaxSpatial],
+      by_out[kMaxSpatial];
 };
 
 // What a window's sum is divided by.
@@ -54,6 +68,17 @@ struct PoolDivisor {
     const Window& w = s.window[d];
     const int64_t left = s.in[d] + w.pad_end - w.start(o);  // with ceil_mode a window may reach further
     return left < w.kernel ? left : w.kernel;
+  }
+  // The divisor of all windows; 0 where they differ.
+  int64_t uniform(const PoolShape& s) const {
+    if (fixed) return fixed;
+    int64_t product = 1;
+    for (int d = 0; d < kMaxSpatial; ++d) {
+      const int64_t kernel = s.window[d].kernel;  // windows that are cut are the outermost ones
+      if (s.adaptive[d] || count(s, d, 0) != kernel || count(s, d, s.out[d] - 1) != kernel) return 0;
+      product *= kernel;
+    }
+    return product;
   }
   // The divisor of window (d, h, w) is rows(d, h) * columns(w).
   DLK_HD int64_t rows(const PoolShape& s, int64_t d, int64_t h) const {

@@ -1,0 +1,420 @@
+// What the kernels of pooling share: views of images, groups of neighbouring elements, how places
+// are shared out, and what forward and backward do with an element.
+#pragma once
+
+#include "core/fast_div.h"
+#include "core/index.h"
+#include "cuda/prims/gpu.h"
+#include "cuda/prims/row_registers.cuh"
+#include "cuda/prims/vec.cuh"
+#include "ops/pool.h"
+
+namespace dlkern::gpu {
+
+inline constexpr int kPoolThreads = 256;
+
+// A tensor [N, C, D, H, W].
+template <class T>
+struct Image {
+  T* data;
+  int64_t stride[2 + kMaxSpatial];
+
+  explicit Image(const Tensor& t) : data(t.as<T>()) {
+    for (int d = 0; d < 2 + kMaxSpatial; ++d) stride[d] = t.strides[d];
+  }
+  __device__ int64_t at(int64_t n, int64_t c, int64_t d, int64_t h, int64_t w) const {
+    return n * stride[0] + c * stride[1] + d * stride[2] + h * stride[3] + w * stride[4];
+  }
+};
+
+__device__ __forceinline__ bool is_inside(int64_t i, int64_t extent) {
+  return static_cast<uint64_t>(i) < static_cast<uint64_t>(extent);
+}
+__device__ __forceinline__ bool is_inside(int i, int extent) {
+  return static_cast<unsigned>(i) < static_cast<unsigned>(extent);
+}
+template <class I>
+__device__ __forceinline__ I nearest(I i, I extent) {
+  return i < 0 ? 0 : i < extent ? i : extent - 1;
+}
+
+// The largest power of two, at most 16, that divides the addresses of t's elements, those along
+// dimension `along` apart, whose stride is 1.
+inline int image_alignment(const Tensor& t, int along) {
+  uint64_t bits = reinterpret_cast<uintptr_t>(t.data) | 16;
+  for (int d = 0; d < t.ndim; ++d) {
+    if (d != along && t.shape[d] > 1) bits |= t.strides[d] * dtype_size(t.dtype);
+  }
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+// ---- Groups ------------------------------------------------------------------------------------
+
+// N neighbouring elements, held as words: 16-bit elements of their own would take a register each.
+template <class T, int N>
+struct PackedGroup {
+  static constexpr int kBytes = N * sizeof(T), kWords = kBytes < 4 ? 1 : kBytes / 4;
+  uint32_t word[kWords];
+
+  __device__ __forceinline__ Accumulator<T> get(int i) const {
+    if constexpr (sizeof(T) == 2) {
+      return static_cast<float>(bit_cast_to<T>(static_cast<uint16_t>(word[i / 2] >> 16 * (i % 2))));
+    } else if constexpr (sizeof(T) == 4) {
+      return bit_cast_to<T>(word[i]);
+    } else {
+      return bit_cast_to<T>(word[2 * i] | static_cast<uint64_t>(word[2 * i + 1]) << 32);
+    }
+  }
+  // The same element everywhere.
+  static __device__ __forceinline__ PackedGroup of(T v) {
+    PackedGroup group;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        const uint32_t bits = bit_cast_to<uint16_t>(v);
+        group.word[i] = bits | bits << 16;
+      } else if constexpr (sizeof(T) == 4) {
+        group.word[i] = bit_cast_to<uint32_t>(v);
+      } else {
+        group.word[i] = static_cast<uint32_t>(bit_cast_to<uint64_t>(v) >> 32 * (i % 2));
+      }
+    }
+    return group;
+  }
+  static __device__ __forceinline__ PackedGroup rounded(const Accumulator<T> (&v)[N]) {
+    PackedGroup group;
+    if constexpr (sizeof(T) == 2 && N > 1) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) group.word[i] = pack<T>(v[2 * i], v[2 * i + 1]);
+    } else if constexpr (sizeof(T) == 2) {
+      group.word[0] = bit_cast_to<uint16_t>(static_cast<T>(v[0]));
+    } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) group.word[i] = bit_cast_to<uint32_t>(v[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const auto bits = bit_cast_to<uint64_t>(v[i]);
+        group.word[2 * i] = static_cast<uint32_t>(bits);
+        group.word[2 * i + 1] = static_cast<uint32_t>(bits >> 32);
+      }
+    }
+    return group;
+  }
+};
+
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct WordOf<8> {
+  using type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using type = uint4;
+};
+
+// Element or elements i of `group` from memory, in one access of kBytes at the i-th such place.
+template <int kBytes, class Group>
+__device__ __forceinline__ void load_part(Group& group, int i, const void* from) {
+  const auto v = *reinterpret_cast<const typename WordOf<kBytes>::type*>(from);
+  if constexpr (kBytes == 16) {
+    group.word[4 * i] = v.x, group.word[4 * i + 1] = v.y;
+    group.word[4 * i + 2] = v.z, group.word[4 * i + 3] = v.w;
+  } else if constexpr (kBytes == 8) {
+    group.word[2 * i] = v.x, group.word[2 * i + 1] = v.y;
+  } else if constexpr (kBytes == 4) {
+    group.word[i] = v;
+  } else {
+    const uint32_t kept = group.word[i / 2] & (i % 2 ? 0xffffu : 0xffff0000u);
+    group.word[i / 2] = kept | uint32_t{v} << 16 * (i % 2);
+  }
+}
+// A whole group, aligned to its size (up to 16 bytes).
+template <int N, class T>
+__device__ __forceinline__ void load_group(PackedGroup<T, N>& group, const T* from) {
+  constexpr int kBytes = PackedGroup<T, N>::kBytes < 16 ? PackedGroup<T, N>::kBytes : 16;
+#pragma unroll
+  for (int i = 0; i < PackedGroup<T, N>::kBytes / kBytes; ++i) {
+    load_part<kBytes>(group, i, from + i * kBytes / sizeof(T));
+  }
+}
+template <class T, int N>
+__device__ __forceinline__ void store_group(T* to, const PackedGroup<T, N>& group) {
+  const auto& w = group.word;
+  if constexpr (group.kBytes == 16) {
+    *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
+  } else if constexpr (group.kBytes == 8) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(w[0], w[1]);
+  } else if constexpr (group.kBytes == 4) {
+    *reinterpret_cast<uint32_t*>(to) = w[0];
+  } else {
+    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(w[0]);
+  }
+}
+
+// ---- Indices -----------------------------------------------------------------------------------
+
+// Where maxima lie. A label is the flat position, or the number of the tap in its window (uint8).
+// Absent where data is null.
+struct Indices {
+  void* data = nullptr;
+  int bytes;  // of an index: 1 (taps), 4 or 8
+  int64_t stride[2 + kMaxSpatial];
+
+  explicit Indices(const Tensor& t) : data(t.data), bytes(t ? dtype_size(t.dtype) : 1) {
+    for (int d = 0; d < 2 + kMaxSpatial; ++d) stride[d] = t.strides[d];
+  }
+  __device__ bool are_taps() const { return bytes == 1; }
+  __device__ int64_t at(int64_t n, int64_t c, int64_t d, int64_t h, int64_t w) const {
+    return n * stride[0] + c * stride[1] + d * stride[2] + h * stride[3] + w * stride[4];
+  }
+  __device__ int64_t load(int64_t at) const {
+    if (bytes == 8) return static_cast<const int64_t*>(data)[at];
+    if (bytes == 4) return static_cast<const int32_t*>(data)[at];
+    return static_cast<const uint8_t*>(data)[at];
+  }
+  __device__ void store(int64_t at, int64_t v) const {
+    if (bytes == 8) {
+      static_cast<int64_t*>(data)[at] = v;
+    } else if (bytes == 4) {
+      static_cast<int32_t*>(data)[at] = static_cast<int32_t>(v);
+    } else {
+      static_cast<uint8_t*>(data)[at] = static_cast<uint8_t>(v);
+    }
+  }
+
+  // f(pointer of the indices' type)
+  template <class F>
+  __device__ __forceinline__ void visit(F&& f) const {
+    if (bytes == 8) {
+      f(static_cast<const int64_t*>(data));
+    } else if (bytes == 4) {
+      f(static_cast<const int32_t*>(data));
+    } else {
+      f(static_cast<const uint8_t*>(data));
+    }
+  }
+  // `base` is added to each label.
+  template <int N, class Label>
+  __device__ __forceinline__ void store_group(int64_t at, int64_t base,
+                                              const Label (&label)[N]) const {
+    if (bytes == 8) {
+      auto* to = reinterpret_cast<Vec<int64_t, 2>*>(static_cast<int64_t*>(data) + at);
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) to[i] = {{base + label[2 * i], base + label[2 * i + 1]}};
+    } else if (bytes == 4) {
+      constexpr int kAtOnce = N < 4 ? N : 4;
+      auto* to = reinterpret_cast<Vec<int32_t, kAtOnce>*>(static_cast<int32_t*>(data) + at);
+#pragma unroll
+      for (int i = 0; i < N / kAtOnce; ++i) {
+        Vec<int32_t, kAtOnce> some;
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          some.v[k] = static_cast<int32_t>(base + label[kAtOnce * i + k]);
+        }
+        to[i] = some;
+      }
+    } else {
+      Vec<uint8_t, N> some;
+#pragma unroll
+      for (int i = 0; i < N; ++i) some.v[i] = static_cast<uint8_t>(base + label[i]);
+      *reinterpret_cast<Vec<uint8_t, N>*>(static_cast<uint8_t*>(data) + at) = some;
+    }
+  }
+};
+
+// An index that int32 cannot hold is no position of a plane that it can number.
+__device__ __forceinline__ int narrow(int64_t v) {
+  return v == static_cast<int32_t>(v) ? static_cast<int32_t>(v) : -1;
+}
+// N neighbouring indices, aligned to N of them or to 16 bytes.
+template <class Index, int N>
+__device__ __forceinline__ void load_labels(const Index* from, int (&label)[N]) {
+  constexpr int kAtOnce = 16 / sizeof(Index) < N ? 16 / sizeof(Index) : N;
+#pragma unroll
+  for (int i = 0; i < N / kAtOnce; ++i) {
+    const auto some = load_vec<kAtOnce>(from + i * kAtOnce);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if constexpr (sizeof(Index) == 8) {
+        label[i * kAtOnce + k] = narrow(some.v[k]);
+      } else {
+        label[i * kAtOnce + k] = some.v[k];
+      }
+    }
+  }
+}
+
+// ---- Places ------------------------------------------------------------------------------------
+
+struct PoolPlace {
+  int64_t n, c, d, h, w;
+};
+
+// A volume [N, C, D, H, W] in tiles of one block: 2^log_c channels by 2^log_h rows by 2^log_w
+// columns, so that overlapping windows meet in L1. Neighbouring threads are neighbours along C where
+// the channels come last, else along W.
+struct PoolTiles {
+  int64_t extent_c, extent_h, extent_w;
+  int log_c = 0, log_h = 0, log_w = 0;
+  bool channels_last;
+  FastDiv by_c, by_h, by_w, by_d;  // tiles along each
+  int64_t count;
+
+  PoolTiles(int64_t batch, int64_t c, const int64_t (&extent)[kMaxSpatial], bool channels_last_,
+            int most_log_c = 5)
+      : extent_c(c), extent_h(extent[1]), extent_w(extent[2]), channels_last(channels_last_) {
+    int left = 8;  // 2^8 threads
+    static_assert(kPoolThreads == 1 << 8);
+    const auto grow = [&left](int& log, int64_t extent, int most) {
+      while (left > 0 && log < most && int64_t{1} << log < extent) ++log, --left;
+    };
+    if (channels_last) {
+      grow(log_c, extent_c, most_log_c);
+      grow(log_w, extent_w, 3);
+      grow(log_h, extent_h, 3);
+    } else {
+      grow(log_w, extent_w, 5);
+      grow(log_h, extent_h, 3);
+    }
+    grow(log_c, extent_c, 8);
+    grow(log_w, extent_w, 8);
+    grow(log_h, extent_h, 8);
+    log_c += left;
+    const auto tiles = [](int64_t extent, int log) { return ((extent - 1) >> log) + 1; };
+    by_c = FastDiv(tiles(extent_c, log_c));
+    by_h = FastDiv(tiles(extent_h, log_h));
+    by_w = FastDiv(tiles(extent_w, log_w));
+    by_d = FastDiv(extent[0]);
+    count = batch * by_c.divisor() * by_d.divisor() * by_h.divisor() * by_w.divisor();
+  }
+  int grid() const { return static_cast<int>(std::min<int64_t>(count, INT32_MAX)); }
+
+  // This thread's place in a tile; false where it has none.
+  __device__ bool place(int64_t tile, PoolPlace& p) const {
+    const auto take = [&tile](const FastDiv& by) {
+      const int64_t q = by(tile), r = tile - q * by.divisor();
+      tile = q;
+      return r;
+    };
+    int64_t c = 0;
+    if (channels_last) c = take(by_c);
+    const int64_t w = take(by_w), h = take(by_h);
+    p.d = take(by_d);
+    if (!channels_last) c = take(by_c);
+    p.n = tile;
+    int thread = threadIdx.x;
+    const auto lane = [&thread](int log) {
+      const int r = thread & ((1 << log) - 1);
+      thread >>= log;
+      return r;
+    };
+    if (channels_last) c = (c << log_c) + lane(log_c);
+    p.w = (w << log_w) + lane(log_w);
+    p.h = (h << log_h) + lane(log_h);
+    if (!channels_last) c = (c << log_c) + lane(log_c);
+    p.c = c;
+    return p.c < extent_c && p.h < extent_h && p.w < extent_w;
+  }
+};
+
+// The same in rows: `groups` of neighbours along W and `bands` of neighbouring rows, of all slices
+// of all planes. One thread takes one of them; places count groups and bands.
+struct PoolRows {
+  FastDiv by_group, by_band, by_d, by_c;
+  int64_t count;
+
+  PoolRows(const PoolShape& s, int64_t groups, int64_t bands, int64_t depth)
+      : by_group(groups),
+        by_band(bands),
+        by_d(depth),
+        by_c(std::max<int64_t>(s.channels, 1)),
+        count(s.batch * s.channels * depth * bands * groups) {}
+  int grid() const {
+    return static_cast<int>(std::clamp<int64_t>(ceil_div(count, kPoolThreads), 1, INT32_MAX));
+  }
+  __device__ int64_t first() const { return int64_t{blockIdx.x} * kPoolThreads + threadIdx.x; }
+  __device__ int64_t step() const { return int64_t{gridDim.x} * kPoolThreads; }
+  __device__ PoolPlace place(int64_t i) const {
+    const auto take = [&i](const FastDiv& by) {
+      const int64_t q = by(i), r = i - q * by.divisor();
+      i = q;
+      return r;
+    };
+    PoolPlace p;
+    p.w = take(by_group), p.h = take(by_band), p.d = take(by_d), p.c = take(by_c);
+    p.n = i;
+    return p;
+  }
+};
+
+// ---- Choices, on the host ----------------------------------------------------------------------
+
+// Positions in a plane fit into 32 bits.
+inline bool is_narrow(const PoolShape& s) { return s.in_plane() < INT32_MAX / 2; }
+
+// k x k taps along H and W, without gaps.
+inline bool is_square(const PoolShape& s, int k) {
+  for (int d = 1; d < kMaxSpatial; ++d) {
+    const Window& w = s.window[d];
+    if (s.adaptive[d] || w.kernel != k || (w.dilation != 1 && k > 1)) return false;
+  }
+  return true;
+}
+
+// Groups of n neighbours along dimension `along` can be accessed at once (in 16 bytes at most),
+// from multiples of n on.
+inline bool fits_groups(const Tensor& t, int n, int along) {
+  const int bytes = n * static_cast<int>(dtype_size(t.dtype));
+  return (t.strides[along] == 1 || t.shape[along] == 1) &&
+         image_alignment(t, along) >= std::min(bytes, 16);
+}
+// The same along C, all of which are whole.
+inline bool fits_channels(const Tensor& t, int n) {
+  return t.shape[1] % n == 0 && t.strides[1] == 1 && fits_groups(t, n, 1);
+}
+
+// Bytes, a power of two, of accesses to rows that lie wholly inside.
+inline int row_bytes(const Tensor& t) {
+  const uint64_t bits = t.shape[4] * dtype_size(t.dtype) | image_alignment(t, 4);
+  return static_cast<int>(bits & (~bits + 1));
+}
+
+// Why the kernels over rows do not take a problem; nullptr: they do. a: the tensor that is larger.
+inline const char* rows_decline(const PoolShape& s, const Tensor& a, const Tensor& b,
+                                const Tensor& c) {
+  const int64_t kernel = s.window[2].kernel, stride = s.window[2].stride;
+  if (a.dtype == DType::kFloat64) return "float64";
+  for (const Tensor* t : {&a, &b, &c}) {
+    if (*t && t->strides[4] != 1 && t->shape[4] != 1) return "rows are not contiguous";
+  }
+  const bool common = (kernel == 3 && stride <= 2) || (kernel == 2 && stride == 2);
+  if (!common || !is_square(s, static_cast<int>(kernel)) || s.window[1].stride != stride) {
+    return "not windows of 3 x 3 at a distance of 1 or 2, or of 2 x 2 at one of 2";
+  }
+  if (row_bytes(a) < 4) return "rows do not begin at multiples of 4 bytes";
+  return is_narrow(s) ? nullptr : "2^30 elements in a plane";
+}
+
+// f.operator()<T, K, S>() for what they take.
+template <class F>
+void dispatch_rows(DType dtype, const PoolShape& s, F&& f) {
+  dispatch_floating(dtype, [&]<class T>() {
+    if constexpr (sizeof(T) < 8) {
+      if (s.window[2].kernel == 2) return f.template operator()<T, 2, 2>();
+      if (s.window[2].stride == 2) return f.template operator()<T, 3, 2>();
+      f.template operator()<T, 3, 1>();
+    }
+  });
+}
+
+}  // namespace dlkern::gpu
