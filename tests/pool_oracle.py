@@ -87,3 +87,51 @@ def avg(x, count_include_pad=True, divisor_override=None, **window):
         return dx
 
     return y, backward
+
+
+def lp(x, p, **window):
+    """Norms; and a function that gives the gradient of dy and of norms that may be rounded."""
+    spatial = x.shape[2:]
+    y = np.empty((*x.shape[:2], *extents(spatial, **window)))
+    cells = [(o, (slice(None), slice(None), *taps)) for o, taps in windows(spatial, **window)]
+    spatial_axes = tuple(range(2, x.ndim))
+    for o, cell in cells:
+        y[(..., *o)] = (np.abs(x[cell]) ** p).sum(spatial_axes) ** (1 / p)
+
+    def backward(dy, y):
+        dx = np.zeros(x.shape)
+        for o, cell in cells:
+            norm = y[(..., *o)].reshape(*x.shape[:2], *[1] * len(o))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                slope = np.sign(x[cell]) * (np.abs(x[cell]) / norm) ** (p - 1)
+            dx[cell] += np.where(norm > 0, slope, 0) * dy[(..., *o)].reshape(norm.shape)
+        return dx
+
+    return y, backward
+
+
+def adaptive(x, sizes):
+    """Maxima, their flat positions, means; and a function that gives the means' gradient of dy."""
+    spatial = x.shape[2:]
+    shape = (*x.shape[:2], *sizes)
+    y, mean, indices = np.empty(shape), np.empty(shape), np.empty(shape, np.int64)
+    positions = np.arange(np.prod(spatial)).reshape(spatial)
+    cells = []
+    for o in np.ndindex(*sizes):
+        taps = np.ix_(*[
+            np.arange(i * n // m, -(-(i + 1) * n // m))
+            for i, n, m in zip(o, spatial, sizes, strict=True)
+        ])  # fmt: skip
+        cell = (slice(None), slice(None), *taps)
+        inside = x[cell].reshape(*x.shape[:2], -1)
+        y[(..., *o)], mean[(..., *o)] = inside.max(-1), inside.mean(-1)
+        indices[(..., *o)] = positions[taps].ravel()[inside.argmax(-1)]
+        cells.append((o, cell, inside.shape[-1]))
+
+    def backward(dy):
+        dx = np.zeros(x.shape)
+        for o, cell, count in cells:
+            dx[cell] += (dy[(..., *o)] / count).reshape(*x.shape[:2], *[1] * len(o))
+        return dx
+
+    return y, indices, mean, backward

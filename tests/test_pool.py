@@ -47,6 +47,14 @@ CASES = {
     "valid": case((1, 2, 9, 8), 3, 2, "valid"),
     "size 1": case((1, 1, 1, 1), 1),
     "wide": case((1, 1, 3, 300), (3, 7), (1, 2), (1, 3)),
+    # 16 bytes of channels, or of rows, and windows that kernels know.
+    "squares": case((2, 16, 9, 12), 3, 2, 1),
+    "squares without padding": case((2, 16, 8, 16), 3, 2),
+    "2x2 squares": case((1, 32, 9, 16), 2, 2, ceil_mode=True),
+    "2x2 with padding": case((1, 16, 6, 16), 2, 2, 1),
+    "3x3 at 1": case((1, 16, 5, 24), 3, 1, 1),
+    "3x3 at 1 without padding": case((1, 16, 5, 20), 3, 1),
+    "3x3 in slices": case((1, 16, 4, 6, 16), 3, 2, 1),
 }
 DILATED = {
     "dilated": case((2, 3, 11, 12), 3, 2, 2, dilation=2),
@@ -105,6 +113,123 @@ def test_avg(backend, dtype, rng, name, channels, count_include_pad):
                                   **given, **options)  # fmt: skip
     assert_close(first(backend.numpy(dx), channels), backward(float64(dy)), dtype, "pool",
                  backward_scale(np.abs(float64(dy))))  # fmt: skip
+
+
+@each_layout
+@pytest.mark.parametrize("name", ["2x2", "3x3 stride 2", "3-d", "asymmetric", "squares",
+                                  "2x2 with padding", "3x3 at 1", "3x3 in slices", "dilated"])  # fmt: skip
+@pytest.mark.parametrize("index_dtype", ["int32", "uint8"])
+def test_other_indices(backend, rng, name, channels, index_dtype):
+    """uint8 counts the taps of a window; the gradient is the same."""
+    shape, given, window = (CASES | DILATED)[name]
+    x = backend.array(place(rounded(rng.integers(-9, 9, shape), "float16"), channels))
+    y, wide = dlkern.max_pool(x, layout=channels, return_indices=True, **given)
+    again, narrow = dlkern.max_pool(x, layout=channels, return_indices=True,
+                                    index_dtype=index_dtype, **given)  # fmt: skip
+    np.testing.assert_array_equal(backend.numpy(again), backend.numpy(y))
+    assert backend.numpy(narrow).dtype == index_dtype
+    if index_dtype == "uint8":
+        dims = len(shape) - 2
+        taps = np.indices(window["kernel"]).reshape(dims, -1)
+        numbers = first(backend.numpy(narrow), channels)
+        positions = np.unravel_index(first(backend.numpy(wide), channels), shape[2:])
+        for d in range(dims):
+            grid = np.arange(numbers.shape[2 + d]).reshape(-1, *[1] * (dims - d - 1))
+            origin = grid * window["stride"][d] - window["pads"][d][0]
+            np.testing.assert_array_equal(
+                origin + taps[d][numbers] * window["dilation"][d], positions[d]
+            )
+    else:
+        np.testing.assert_array_equal(backend.numpy(narrow), backend.numpy(wide))
+    args = place(np.empty(shape), channels).shape
+    dx = dlkern.max_pool_backward(y, wide, args, layout=channels, **given)
+    same = dlkern.max_pool_backward(y, narrow, args, layout=channels, **given)
+    np.testing.assert_array_equal(backend.numpy(same), backend.numpy(dx))
+
+
+def test_uint8_indices_of_large_windows(backend):
+    x = backend.array(np.zeros((1, 1, 16, 17)))
+    with pytest.raises(TypeError, match="indices.dtype is uint8, expected int64 or int32 for 272"):
+        dlkern.max_pool(x, None, return_indices=True, index_dtype="uint8")
+
+
+@each_layout
+@pytest.mark.parametrize("norm", [1, 2, 3.5])
+@pytest.mark.parametrize("name", ["3x3 stride 2", "1-d", "3-d", "ceil", "global", "squares"])
+def test_lp(backend, dtype, rng, name, channels, norm):
+    shape, given, window = CASES[name]
+    given = {k: v for k, v in given.items() if k != "dilation"} | {"layout": channels}
+    x = rounded(rng.standard_normal(shape), dtype)
+    x[0, 0] = 0  # a window of zeros gives no gradient
+    y = dlkern.lp_pool(backend.array(place(x, channels)), norm, **given)
+    expected, backward = oracle.lp(float64(x), norm, **window)
+    assert_close(first(backend.numpy(y), channels), expected, dtype, "pool", expected)
+
+    dy = rounded(rng.standard_normal(expected.shape), dtype)
+    y = rounded(expected, dtype)
+    dx = dlkern.lp_pool_backward(*(backend.array(place(v, channels)) for v in (dy, x, y)), norm,
+                                 **given)  # fmt: skip
+    backward_scale = oracle.lp(np.abs(float64(x)), norm, **window)[1]
+    assert_close(first(backend.numpy(dx), channels), backward(float64(dy), float64(y)), dtype,
+                 "pool", backward_scale(np.abs(float64(dy)), float64(y)))  # fmt: skip
+
+
+@each_layout
+@pytest.mark.parametrize(("shape", "sizes"), [((2, 3, 10, 7), (4, 3)), ((2, 16, 7, 9), (7, 2)),
+                                              ((1, 2, 5), (8,)), ((1, 2, 5, 4, 9), (2, 3, 5)),
+                                              ((2, 3, 8, 6), (4, 3)), ((2, 3, 8, 6), (1, 1))])  # fmt: skip
+def test_adaptive(backend, dtype, rng, shape, sizes, channels):
+    x = rounded(rng.integers(-9, 9, shape), dtype)
+    on_device = backend.array(place(x, channels))
+    given = {"layout": channels}
+    expected, positions, mean, backward = oracle.adaptive(float64(x), sizes)
+    y, indices = dlkern.adaptive_max_pool(on_device, sizes, return_indices=True, **given)
+    np.testing.assert_array_equal(first(backend.numpy(y), channels), expected)
+    np.testing.assert_array_equal(first(backend.numpy(indices), channels), positions)
+    _, taps = dlkern.adaptive_max_pool(on_device, sizes, out_indices=backend.array(
+        np.zeros(indices.shape, "uint8")), **given)  # fmt: skip
+    dy = rounded(rng.standard_normal(expected.shape), dtype)
+    on_device_dy = backend.array(place(dy, channels))
+    dx = dlkern.adaptive_max_pool_backward(on_device_dy, indices, on_device.shape, **given)
+    same = dlkern.adaptive_max_pool_backward(on_device_dy, taps, on_device.shape, **given)
+    np.testing.assert_array_equal(backend.numpy(same), backend.numpy(dx))
+    exact = oracle.max_backward(float64(dy), positions, shape)
+    assert_close(first(backend.numpy(dx), channels), exact, dtype, "pool",
+                 oracle.max_backward(np.abs(float64(dy)), positions, shape))  # fmt: skip
+
+    y = dlkern.adaptive_avg_pool(on_device, sizes, **given)
+    scale = oracle.adaptive(np.abs(float64(x)), sizes)[2]
+    assert_close(first(backend.numpy(y), channels), mean, dtype, "pool", scale)
+    dx = dlkern.adaptive_avg_pool_backward(on_device_dy, on_device.shape, **given)
+    assert_close(first(backend.numpy(dx), channels), backward(float64(dy)), dtype, "pool",
+                 backward(np.abs(float64(dy))))  # fmt: skip
+
+
+def test_adaptive_keeps_extents(backend, rng):
+    x = backend.array(rng.standard_normal((2, 3, 6, 5)))
+    y = backend.numpy(dlkern.adaptive_avg_pool(x, (None, 5)))
+    np.testing.assert_array_equal(y, backend.numpy(x))
+    assert dlkern.adaptive_max_pool(x, (3, None)).shape == (2, 3, 3, 5)
+
+
+@pytest.mark.sanitize
+@each_layout
+@pytest.mark.parametrize("width", [16, 12, 9])
+@pytest.mark.parametrize("given", [{"kernel": 3, "stride": 2, "padding": 1},
+                                   {"kernel": 3, "stride": 1}, {"kernel": 2}])  # fmt: skip
+def test_items_do_not_depend_on_the_others(backend, rng, width, given, channels):
+    """The bits of an item alone, unaligned, are those of the item in a batch."""
+    given = given | {"layout": channels}
+    x = place(rounded(rng.standard_normal((3, 16, 7, width)), "bfloat16"), channels)
+    for pool, back in ((dlkern.max_pool, None), (dlkern.avg_pool, dlkern.avg_pool_backward)):
+        many = backend.numpy(pool(backend.array(x), **given))
+        one = backend.array(x[1:2], "unaligned")
+        np.testing.assert_array_equal(backend.numpy(pool(one, **given)), many[1:2])
+        if back:
+            dx = backend.numpy(back(backend.array(many), x.shape, **given))
+            dy = backend.array(many[1:2], "unaligned")
+            np.testing.assert_array_equal(backend.numpy(back(dy, (1, *x.shape[1:]), **given)),
+                                          dx[1:2])  # fmt: skip
 
 
 @pytest.mark.parametrize("divisor", [5, -2])
@@ -246,6 +371,10 @@ def test_gradients_by_finite_differences(rng, given):
     assert_grad(lambda v: dlkern.max_pool(v, **given), [x], dy, [dx])
     dx = dlkern.avg_pool_backward(dy, x.shape, **given)
     assert_grad(lambda v: dlkern.avg_pool(v, **given), [x], dy, [dx])
+    for norm in (2, 3):
+        y = dlkern.lp_pool(x, norm, **given)
+        dx = dlkern.lp_pool_backward(dy, x, y, norm, **given)
+        assert_grad(lambda v, norm=norm: dlkern.lp_pool(v, norm, **given), [x], dy, [dx])
 
 
 def test_against_torch(rng):
@@ -302,6 +431,16 @@ def test_wrong_arguments(given, error, message):
         (lambda: dlkern.avg_pool(IMAGE, 2, divisor_override=0), ValueError,
          "divisor_override is 0"),
         (lambda: dlkern.avg_pool(np.zeros((1, 2, 0, 3)), 1), ValueError, "extents of at least 1"),
+        (lambda: dlkern.lp_pool(IMAGE, 0, 1), ValueError, "norm is 0, expected a positive"),
+        (lambda: dlkern.lp_pool(IMAGE, np.inf, 1), ValueError, "norm is inf"),
+        (lambda: dlkern.lp_pool(IMAGE, "2", 1), TypeError, "norm_type is '2'"),
+        (lambda: dlkern.adaptive_max_pool(IMAGE, (0, 1)), ValueError,
+         "^adaptive_max_pool: output_size is"),
+        (lambda: dlkern.adaptive_avg_pool(IMAGE, (1, 1, 1)), ValueError, "output_size is"),
+        (lambda: dlkern.adaptive_avg_pool(IMAGE, 1, out=np.zeros((1, 2, 2, 1))), ValueError,
+         "^adaptive_avg_pool: out.shape is"),
+        (lambda: dlkern.max_pool(IMAGE, 2, return_indices=True, index_dtype="int8"), ValueError,
+         "index_dtype is 'int8'"),
         (lambda: dlkern.avg_pool_backward(IMAGE, None, 1), TypeError, "input_shape is None"),
         (lambda: dlkern.avg_pool_backward(IMAGE, (1, 2, 9, 9), 2), ValueError, r"dy.shape is"),
         (lambda: dlkern.max_pool_backward(IMAGE, IMAGE, (1, 2, 8, 10), 2), TypeError,

@@ -32,6 +32,15 @@ class FastDiv {
     return static_cast<int32_t>((static_cast<uint64_t>(static_cast<uint32_t>(n)) * multiplier_) >>
                                 shift_);
   }
+  // Either, by the type of n.
+  template <class I>
+  DLK_HD I of(I n) const {
+    if constexpr (sizeof(I) == 4) {
+      return quick(n);
+    } else {
+      return (*this)(n);
+    }
+  }
   // The quotient; n becomes the remainder.
   DLK_HD int64_t divide(int64_t& n) const {
     const int64_t quotient = (*this)(n);

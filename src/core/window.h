@@ -17,9 +17,11 @@ inline constexpr int kMaxSpatial = 3;
 
 DLK_HD int64_t round_up_quotient(int64_t a, int64_t b) { return quotient(a + b - 1, b); }
 
-struct Range {
-  int64_t begin, end;  // half open; empty where end <= begin
+template <class I>
+struct RangeOf {
+  I begin, end;  // half open; empty where end <= begin
 };
+using Range = RangeOf<int64_t>;
 
 struct Window {
   int64_t kernel = 1;
@@ -31,19 +33,32 @@ struct Window {
   // Input positions from the first tap to the last one.
   DLK_HD int64_t span() const { return dilation * (kernel - 1) + 1; }
   // Input position of window o's first tap; negative in the padding.
-  DLK_HD int64_t start(int64_t o) const { return o * stride - pad_begin; }
+  DLK_HD int64_t start(int64_t o) const { return start_as(o); }
 
-  // Taps of window o that lie inside an input of extent n. `by_dilation` divides by the dilation.
-  template <class Division>
-  DLK_HD Range taps_inside(int64_t o, int64_t n, const Division& by_dilation) const {
-    const int64_t first = start(o);
-    Range taps{0, kernel};
-    if (first < 0) taps.begin = by_dilation(dilation - 1 - first);
-    if (first + span() > n) {
-      const int64_t end = first < n ? by_dilation(n - first + dilation - 1) : 0;
-      taps.end = end < kernel ? end : kernel;
+  // The three below for kernels, in a type I that holds all positions; `by_dilation` and `by_stride`
+  // divide such numbers.
+  template <class I>
+  DLK_HD I start_as(I o) const {
+    return o * static_cast<I>(stride) - static_cast<I>(pad_begin);
+  }
+  // Taps of window o that lie inside an input of extent n.
+  template <class I, class Division>
+  DLK_HD RangeOf<I> taps_inside(I o, I n, const Division& by_dilation) const {
+    const I first = start_as(o), gap = static_cast<I>(dilation);
+    RangeOf<I> taps{0, static_cast<I>(kernel)};
+    if (first < 0) taps.begin = by_dilation(gap - 1 - first);
+    if (first + static_cast<I>(span()) > n) {
+      const I end = first < n ? by_dilation(n - first + gap - 1) : 0;
+      if (end < taps.end) taps.end = end;
     }
     return taps;
+  }
+  // Windows (of `out`) whose span covers input position i. With dilation, i may fall between taps.
+  template <class I, class Division>
+  DLK_HD RangeOf<I> windows_over(I i, I out, const Division& by_stride) const {
+    const I last = i + static_cast<I>(pad_begin), behind = last - static_cast<I>(span());
+    const I begin = behind >= 0 ? by_stride(behind) + 1 : 0, end = by_stride(last) + 1;
+    return {begin, end < out ? end : out};
   }
   DLK_HD Range taps_inside(int64_t o, int64_t n) const {
     return taps_inside(o, n, [this](int64_t a) { return quotient(a, dilation); });
@@ -55,16 +70,6 @@ struct Window {
     const int64_t end = n + shift > 0 ? round_up_quotient(n + shift, stride) : 0;
     return {begin, end < out ? end : out};
   }
-  // Windows (of `out`) whose span covers input position i. With dilation, i may fall between taps.
-  // `by_stride` divides by the stride.
-  template <class Division>
-  DLK_HD Range windows_over(int64_t i, int64_t out, const Division& by_stride) const {
-    const int64_t last = i + pad_begin;
-    const int64_t begin = last >= span() ? by_stride(last - span()) + 1 : 0;
-    const int64_t end = by_stride(last) + 1;
-    return {begin, end < out ? end : out};
-  }
-
   // Number of windows over an input of extent n; below 1 where none fits. With ceil_mode a last
   // window that reaches past the end counts too, if it starts inside the input or before it.
   int64_t output_extent(int64_t n, bool ceil_mode = false) const {

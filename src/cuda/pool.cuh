@@ -5,7 +5,6 @@
 #include "core/fast_div.h"
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
-#include "cuda/prims/row_registers.cuh"
 #include "cuda/prims/vec.cuh"
 #include "ops/pool.h"
 
@@ -48,117 +47,19 @@ inline int image_alignment(const Tensor& t, int along) {
   return static_cast<int>(bits & (~bits + 1));
 }
 
-// ---- Groups ------------------------------------------------------------------------------------
-
-// N neighbouring elements, held as words: 16-bit elements of their own would take a register each.
-template <class T, int N>
-struct PackedGroup {
-  static constexpr int kBytes = N * sizeof(T), kWords = kBytes < 4 ? 1 : kBytes / 4;
-  uint32_t word[kWords];
-
-  __device__ __forceinline__ Accumulator<T> get(int i) const {
-    if constexpr (sizeof(T) == 2) {
-      return static_cast<float>(bit_cast_to<T>(static_cast<uint16_t>(word[i / 2] >> 16 * (i % 2))));
-    } else if constexpr (sizeof(T) == 4) {
-      return bit_cast_to<T>(word[i]);
-    } else {
-      return bit_cast_to<T>(word[2 * i] | static_cast<uint64_t>(word[2 * i + 1]) << 32);
-    }
-  }
-  // The same element everywhere.
-  static __device__ __forceinline__ PackedGroup of(T v) {
-    PackedGroup group;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      if constexpr (sizeof(T) == 2) {
-        const uint32_t bits = bit_cast_to<uint16_t>(v);
-        group.word[i] = bits | bits << 16;
-      } else if constexpr (sizeof(T) == 4) {
-        group.word[i] = bit_cast_to<uint32_t>(v);
-      } else {
-        group.word[i] = static_cast<uint32_t>(bit_cast_to<uint64_t>(v) >> 32 * (i % 2));
-      }
-    }
-    return group;
-  }
-  static __device__ __forceinline__ PackedGroup rounded(const Accumulator<T> (&v)[N]) {
-    PackedGroup group;
-    if constexpr (sizeof(T) == 2 && N > 1) {
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) group.word[i] = pack<T>(v[2 * i], v[2 * i + 1]);
-    } else if constexpr (sizeof(T) == 2) {
-      group.word[0] = bit_cast_to<uint16_t>(static_cast<T>(v[0]));
-    } else if constexpr (sizeof(T) == 4) {
-#pragma unroll
-      for (int i = 0; i < N; ++i) group.word[i] = bit_cast_to<uint32_t>(v[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const auto bits = bit_cast_to<uint64_t>(v[i]);
-        group.word[2 * i] = static_cast<uint32_t>(bits);
-        group.word[2 * i + 1] = static_cast<uint32_t>(bits >> 32);
-      }
-    }
-    return group;
-  }
-};
-
-template <int kBytes>
-struct WordOf;
-template <>
-struct WordOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct WordOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct WordOf<8> {
-  using type = uint2;
-};
-template <>
-struct WordOf<16> {
-  using type = uint4;
-};
-
-// Element or elements i of `group` from memory, in one access of kBytes at the i-th such place.
-template <int kBytes, class Group>
-__device__ __forceinline__ void load_part(Group& group, int i, const void* from) {
-  const auto v = *reinterpret_cast<const typename WordOf<kBytes>::type*>(from);
-  if constexpr (kBytes == 16) {
-    group.word[4 * i] = v.x, group.word[4 * i + 1] = v.y;
-    group.word[4 * i + 2] = v.z, group.word[4 * i + 3] = v.w;
-  } else if constexpr (kBytes == 8) {
-    group.word[2 * i] = v.x, group.word[2 * i + 1] = v.y;
-  } else if constexpr (kBytes == 4) {
-    group.word[i] = v;
-  } else {
-    const uint32_t kept = group.word[i / 2] & (i % 2 ? 0xffffu : 0xffff0000u);
-    group.word[i / 2] = kept | uint32_t{v} << 16 * (i % 2);
-  }
+// 1 / n of a number of elements, to the last bit but one; without the branches of a division.
+__device__ __forceinline__ float reciprocal(float n) {
+  const float r = __fdividef(1.0f, n);
+  return fmaf(r, fmaf(-n, r, 1.0f), r);
 }
-// A whole group, aligned to its size (up to 16 bytes).
+__device__ __forceinline__ double reciprocal(double n) { return 1 / n; }
+
+// N neighbouring results, rounded.
 template <int N, class T>
-__device__ __forceinline__ void load_group(PackedGroup<T, N>& group, const T* from) {
-  constexpr int kBytes = PackedGroup<T, N>::kBytes < 16 ? PackedGroup<T, N>::kBytes : 16;
-#pragma unroll
-  for (int i = 0; i < PackedGroup<T, N>::kBytes / kBytes; ++i) {
-    load_part<kBytes>(group, i, from + i * kBytes / sizeof(T));
-  }
-}
-template <class T, int N>
-__device__ __forceinline__ void store_group(T* to, const PackedGroup<T, N>& group) {
-  const auto& w = group.word;
-  if constexpr (group.kBytes == 16) {
-    *reinterpret_cast<uint4*>(to) = make_uint4(w[0], w[1], w[2], w[3]);
-  } else if constexpr (group.kBytes == 8) {
-    *reinterpret_cast<uint2*>(to) = make_uint2(w[0], w[1]);
-  } else if constexpr (group.kBytes == 4) {
-    *reinterpret_cast<uint32_t*>(to) = w[0];
-  } else {
-    *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(w[0]);
-  }
+__device__ __forceinline__ void store_rounded(T* to, const Accumulator<T> (&v)[N]) {
+  Raw<T, N> group;
+  group.pack(v);
+  group.store(to);
 }
 
 // ---- Indices -----------------------------------------------------------------------------------
@@ -256,8 +157,10 @@ __device__ __forceinline__ void load_labels(const Index* from, int (&label)[N]) 
 
 // ---- Places ------------------------------------------------------------------------------------
 
+// I: int64_t, or int where that is enough.
+template <class I>
 struct PoolPlace {
-  int64_t n, c, d, h, w;
+  I n, c, d, h, w;
 };
 
 // A volume [N, C, D, H, W] in tiles of one block: 2^log_c channels by 2^log_h rows by 2^log_w
@@ -300,15 +203,16 @@ struct PoolTiles {
   int grid() const { return static_cast<int>(std::min<int64_t>(count, INT32_MAX)); }
 
   // This thread's place in a tile; false where it has none.
-  __device__ bool place(int64_t tile, PoolPlace& p) const {
+  template <class I>
+  __device__ __forceinline__ bool place(I tile, PoolPlace<I>& p) const {
     const auto take = [&tile](const FastDiv& by) {
-      const int64_t q = by(tile), r = tile - q * by.divisor();
+      const I q = by.of(tile), r = tile - q * static_cast<I>(by.divisor());
       tile = q;
       return r;
     };
-    int64_t c = 0;
+    I c = 0;
     if (channels_last) c = take(by_c);
-    const int64_t w = take(by_w), h = take(by_h);
+    const I w = take(by_w), h = take(by_h);
     p.d = take(by_d);
     if (!channels_last) c = take(by_c);
     p.n = tile;
@@ -323,7 +227,8 @@ struct PoolTiles {
     p.h = (h << log_h) + lane(log_h);
     if (!channels_last) c = (c << log_c) + lane(log_c);
     p.c = c;
-    return p.c < extent_c && p.h < extent_h && p.w < extent_w;
+    return p.c < static_cast<I>(extent_c) && p.h < static_cast<I>(extent_h) &&
+           p.w < static_cast<I>(extent_w);
   }
 };
 
@@ -344,13 +249,13 @@ struct PoolRows {
   }
   __device__ int64_t first() const { return int64_t{blockIdx.x} * kPoolThreads + threadIdx.x; }
   __device__ int64_t step() const { return int64_t{gridDim.x} * kPoolThreads; }
-  __device__ PoolPlace place(int64_t i) const {
+  __device__ __forceinline__ PoolPlace<int> place(int i) const {
     const auto take = [&i](const FastDiv& by) {
-      const int64_t q = by(i), r = i - q * by.divisor();
+      const int q = by.quick(i), r = i - q * static_cast<int>(by.divisor());
       i = q;
       return r;
     };
-    PoolPlace p;
+    PoolPlace<int> p;
     p.w = take(by_group), p.h = take(by_band), p.d = take(by_d), p.c = take(by_c);
     p.n = i;
     return p;
@@ -359,8 +264,13 @@ struct PoolRows {
 
 // ---- Choices, on the host ----------------------------------------------------------------------
 
-// Positions in a plane fit into 32 bits.
-inline bool is_narrow(const PoolShape& s) { return s.in_plane() < INT32_MAX / 2; }
+// All that kernels count fits into int: positions, and tiles or the items of PoolRows.
+inline bool counts_in_int(const PoolShape& s) {
+  const auto items = [&s](const int64_t(&extent)[kMaxSpatial]) {
+    return s.batch * s.channels * extent[0] * (extent[1] + 2) * (extent[2] / 4 + 2);
+  };
+  return s.is_narrow() && std::max(items(s.in), items(s.out)) < INT32_MAX / 2;
+}
 
 // k x k taps along H and W, without gaps.
 inline bool is_square(const PoolShape& s, int k) {
@@ -402,7 +312,7 @@ inline const char* rows_decline(const PoolShape& s, const Tensor& a, const Tenso
     return "not windows of 3 x 3 at a distance of 1 or 2, or of 2 x 2 at one of 2";
   }
   if (row_bytes(a) < 4) return "rows do not begin at multiples of 4 bytes";
-  return is_narrow(s) ? nullptr : "2^30 elements in a plane";
+  return counts_in_int(s) ? nullptr : "too large for indices of 32 bits";
 }
 
 // f.operator()<T, K, S>() for what they take.

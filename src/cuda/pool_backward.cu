@@ -32,7 +32,8 @@ struct MaxGradient {
   Image<const T> dy;
   Indices indices;
 
-  __device__ __forceinline__ Accumulator<T> factor(const PoolShape&, const PoolPlace&) const {
+  template <class I>
+  __device__ __forceinline__ Accumulator<T> factor(const PoolShape&, const PoolPlace<I>&) const {
     return 1;
   }
   __device__ __forceinline__ Accumulator<T> value(Accumulator<T> dy, Accumulator<T>) const {
@@ -51,110 +52,121 @@ struct AvgGradient {
   explicit AvgGradient(const AvgPoolBackward& p) : dy(p.dy), divisor(p.divisor) {
     if (const int64_t all = divisor.uniform(p.shape)) uniform = Acc(1) / static_cast<Acc>(all);
   }
-  __device__ __forceinline__ Acc factor(const PoolShape& s, const PoolPlace& o) const {
+  template <class I>
+  __device__ __forceinline__ Acc factor(const PoolShape& s, const PoolPlace<I>& o) const {
     if (uniform != 0) return uniform;
-    return 1 / static_cast<Acc>(divisor.rows(s, o.d, o.h) * divisor.columns(s, o.w));
+    return reciprocal(static_cast<Acc>(divisor.rows(s, o.d, o.h) * divisor.columns(s, o.w)));
   }
   __device__ __forceinline__ Acc value(Acc dy, Acc factor) const { return product(dy, factor); }
 };
 
 template <class T>
 struct LpGradient {
-  using Acc = Accumulator<T>;
-  static constexpr bool kLabels = false;
   Image<const T> dy, y, x;
-  Norm<Acc> norm;
+  Norm<Accumulator<T>> norm;
 };
 
 // ---- Windows ------------------------------------------------------------------------------------
 
 // The number of the tap by which window o holds position i, or -1 where i lies between taps.
-__device__ __forceinline__ int64_t tap_at(const PoolShape& s, const PoolPlace& i,
-                                          const PoolPlace& o) {
-  const int64_t position[] = {i.d, i.h, i.w}, window[] = {o.d, o.h, o.w};
-  int64_t number = 0;
+template <class I>
+__device__ __forceinline__ I tap_at(const PoolShape& s, const PoolPlace<I>& i,
+                                    const PoolPlace<I>& o) {
+  const I position[] = {i.d, i.h, i.w}, window[] = {o.d, o.h, o.w};
+  I number = 0;
+  bool hit = true;
 #pragma unroll
   for (int d = 0; d < kMaxSpatial; ++d) {
-    const int64_t distance = position[d] - s.origin(d, window[d]), tap = s.tap(d, distance);
-    if (tap * s.window[d].dilation != distance) return -1;
-    number = number * s.window[d].kernel + tap;
+    const I distance = position[d] - s.origin(d, window[d]), tap = s.tap(d, distance);
+    hit = hit && tap * static_cast<I>(s.window[d].dilation) == distance;
+    number = number * static_cast<I>(s.window[d].kernel) + tap;
   }
-  return number;
+  return hit ? number : -1;
 }
 
+// W neighbouring channels at a place.
+template <class T, int W>
+struct Values {
+  Accumulator<T> v[W];
+
+  template <class I>
+  __device__ __forceinline__ Values(const Image<const T>& image, const PoolPlace<I>& p) {
+    Raw<T, W> raw;
+    raw.load(image.data + image.at(p.n, p.c, p.d, p.h, p.w));
+    raw.unpack(v);
+  }
+};
+
 // Adds what window o gives to W neighbouring channels of position i.
-template <int W, class T>
+template <int W, class T, class I>
 __device__ __forceinline__ void add_window(const MaxGradient<T>& gradient, const PoolShape& s,
-                                           const PoolPlace& i, const PoolPlace& o,
+                                           const PoolPlace<I>& i, const PoolPlace<I>& o,
                                            Accumulator<T> (&sum)[W]) {
-  PackedGroup<T, W> dy;
-  load_group(dy, gradient.dy.data + gradient.dy.at(o.n, o.c, o.d, o.h, o.w));
-  const int64_t here = gradient.indices.are_taps() ? tap_at(s, i, o)
-                                                   : (i.d * s.in[1] + i.h) * s.in[2] + i.w;
+  const Values<T, W> dy(gradient.dy, o);
+  const I here = gradient.indices.are_taps()
+                     ? tap_at(s, i, o)
+                     : (i.d * static_cast<I>(s.in[1]) + i.h) * static_cast<I>(s.in[2]) + i.w;
   const int64_t at = gradient.indices.at(o.n, o.c, o.d, o.h, o.w);
   if constexpr (W == 1) {
-    if (gradient.indices.load(at) == here) sum[0] += dy.get(0);
+    if (gradient.indices.load(at) == here) sum[0] += dy.v[0];
   } else {
     int label[W];
     gradient.indices.visit([&](const auto* indices) { load_labels(indices + at, label); });
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-      if (label[k] == here) sum[k] += dy.get(k);
+      if (label[k] == here) sum[k] += dy.v[k];
     }
   }
 }
-template <int W, class T>
+template <int W, class T, class I>
 __device__ __forceinline__ void add_window(const AvgGradient<T>& gradient, const PoolShape& s,
-                                           const PoolPlace&, const PoolPlace& o,
+                                           const PoolPlace<I>&, const PoolPlace<I>& o,
                                            Accumulator<T> (&sum)[W]) {
-  PackedGroup<T, W> dy;
-  load_group(dy, gradient.dy.data + gradient.dy.at(o.n, o.c, o.d, o.h, o.w));
+  const Values<T, W> dy(gradient.dy, o);
   const Accumulator<T> factor = gradient.factor(s, o);
 #pragma unroll
-  for (int k = 0; k < W; ++k) sum[k] += gradient.value(dy.get(k), factor);
+  for (int k = 0; k < W; ++k) sum[k] += gradient.value(dy.v[k], factor);
 }
-template <int W, class T>
+template <int W, class T, class I>
 __device__ __forceinline__ void add_window(const LpGradient<T>& gradient, const PoolShape&,
-                                           const PoolPlace&, const PoolPlace& o,
+                                           const PoolPlace<I>&, const PoolPlace<I>& o,
                                            Accumulator<T> (&sum)[W]) {
-  PackedGroup<T, W> dy, y;
-  load_group(dy, gradient.dy.data + gradient.dy.at(o.n, o.c, o.d, o.h, o.w));
-  load_group(y, gradient.y.data + gradient.y.at(o.n, o.c, o.d, o.h, o.w));
+  const Values<T, W> dy(gradient.dy, o), y(gradient.y, o);
 #pragma unroll
-  for (int k = 0; k < W; ++k) sum[k] += gradient.norm.weight(dy.get(k), y.get(k));
+  for (int k = 0; k < W; ++k) sum[k] += gradient.norm.weight(dy.v[k], y.v[k]);
 }
 
-// The last step, from the sum to dx.
-template <int W, class T, class Gradient>
-__device__ __forceinline__ void finish(const Gradient& gradient, const PoolPlace& i,
+// What an element makes of the sum over its windows.
+template <int W, class Gradient, class T, class I>
+__device__ __forceinline__ void finish(const Gradient&, const PoolPlace<I>&, T (&)[W]) {}
+template <int W, class T, class I>
+__device__ __forceinline__ void finish(const LpGradient<T>& gradient, const PoolPlace<I>& i,
                                        Accumulator<T> (&sum)[W]) {
-  if constexpr (std::is_same_v<Gradient, LpGradient<T>>) {
-    PackedGroup<T, W> x;
-    load_group(x, gradient.x.data + gradient.x.at(i.n, i.c, i.d, i.h, i.w));
+  const Values<T, W> x(gradient.x, i);
 #pragma unroll
-    for (int k = 0; k < W; ++k) sum[k] *= gradient.norm.slope(x.get(k));
-  }
+  for (int k = 0; k < W; ++k) sum[k] *= gradient.norm.slope(x.v[k]);
 }
 
-template <class T, class Gradient, int W>
+// W neighbouring channels of a thread, with numbers of type I.
+template <class T, class Gradient, class I, int W>
 __global__ void __launch_bounds__(kPoolThreads)
     pool_backward_windows_kernel(Gradient gradient, Image<T> dx, PoolShape s, PoolTiles tiles) {
   for (int64_t tile = blockIdx.x; tile < tiles.count; tile += gridDim.x) {
-    PoolPlace i;
-    if (!tiles.place(tile, i)) continue;
+    PoolPlace<I> i;
+    if (!tiles.place(static_cast<I>(tile), i)) continue;
     i.c *= W;
-    const Range od = s.windows_over(0, i.d), oh = s.windows_over(1, i.h),
-                ow = s.windows_over(2, i.w);
+    const RangeOf<I> od = s.windows_over(0, i.d), oh = s.windows_over(1, i.h),
+                     ow = s.windows_over(2, i.w);
     Accumulator<T> sum[W] = {};
-    PoolPlace o = i;
+    PoolPlace<I> o = i;
     for (o.d = od.begin; o.d < od.end; ++o.d) {
       for (o.h = oh.begin; o.h < oh.end; ++o.h) {
-#pragma unroll 2
+#pragma unroll 1
         for (o.w = ow.begin; o.w < ow.end; ++o.w) add_window(gradient, s, i, o, sum);
       }
     }
-    finish<W, T>(gradient, i, sum);
-    store_group(dx.data + dx.at(i.n, i.c, i.d, i.h, i.w), PackedGroup<T, W>::rounded(sum));
+    finish(gradient, i, sum);
+    store_rounded(dx.data + dx.at(i.n, i.c, i.d, i.h, i.w), sum);
   }
 }
 
@@ -173,8 +185,8 @@ __device__ __forceinline__ bool taps_expected(const AvgGradient<T>&) {
 // The label of a position is its flat one, or the number of a tap.
 struct Expected {
   bool taps;
-  __device__ __forceinline__ int operator()(int64_t position, int tap) const {
-    return taps ? tap : static_cast<int>(position);
+  __device__ __forceinline__ int operator()(int position, int tap) const {
+    return taps ? tap : position;
   }
 };
 
@@ -185,17 +197,20 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
     pool_backward_squares_kernel(Gradient gradient, Image<T> dx, PoolShape s, PoolTiles tiles) {
   using Acc = Accumulator<T>;
   constexpr int M = (K - 1) / S + 1;
+  const int height = static_cast<int>(s.in[1]), width = static_cast<int>(s.in[2]);
+  const int windows_h = static_cast<int>(s.out[1]), windows_w = static_cast<int>(s.out[2]);
   for (int64_t tile = blockIdx.x; tile < tiles.count; tile += gridDim.x) {
-    PoolPlace i;
-    if (!tiles.place(tile, i)) continue;
+    PoolPlace<int> i;
+    if (!tiles.place(static_cast<int>(tile), i)) continue;
     i.c *= W;
-    PoolPlace first = i;  // of the windows
+    PoolPlace<int> first = i;  // of the windows
     first.h -= M - 1, first.w -= M - 1;
-    i.h = i.h * S - s.window[1].pad_begin, i.w = i.w * S - s.window[2].pad_begin;
+    i.h = i.h * S - static_cast<int>(s.window[1].pad_begin);
+    i.w = i.w * S - static_cast<int>(s.window[2].pad_begin);
     Acc sum[S][S][W] = {};
-    const Range od = s.windows_over(0, i.d);
-    for (int64_t d = od.begin; d < od.end; ++d) {
-      PackedGroup<T, W> dy[M][M];
+    const RangeOf<int> od = s.windows_over(0, i.d);
+    for (int d = od.begin; d < od.end; ++d) {
+      Raw<T, W> dy[M][M];
       Acc factor[M][M];
       [[maybe_unused]] int label[M][M][W];
       [[maybe_unused]] int64_t at[M][M];
@@ -203,9 +218,9 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
       for (int jh = 0; jh < M; ++jh) {
 #pragma unroll
         for (int jw = 0; jw < M; ++jw) {
-          const PoolPlace o{i.n, i.c, d, nearest(first.h + jh, s.out[1]),
-                            nearest(first.w + jw, s.out[2])};
-          load_group(dy[jh][jw], gradient.dy.data + gradient.dy.at(o.n, o.c, o.d, o.h, o.w));
+          const PoolPlace<int> o{i.n, i.c, d, nearest(first.h + jh, windows_h),
+                                 nearest(first.w + jw, windows_w)};
+          dy[jh][jw].load(gradient.dy.data + gradient.dy.at(o.n, o.c, o.d, o.h, o.w));
           factor[jh][jw] = gradient.factor(s, o);
           if constexpr (Gradient::kLabels) {
             at[jh][jw] = gradient.indices.at(o.n, o.c, o.d, o.h, o.w);
@@ -215,31 +230,31 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
       if constexpr (Gradient::kLabels) {
         gradient.indices.visit([&](const auto* indices) {
 #pragma unroll
-          for (int j = 0; j < M * M; ++j) load_labels(indices + at[j / M][j % M], label[j / M][j % M]);
+          for (int j = 0; j < M * M; ++j)
+            load_labels(indices + at[j / M][j % M], label[j / M][j % M]);
         });
       }
-      int64_t position = 0;
-      int tap = 0;
-      if constexpr (Gradient::kLabels) {
-        position = (i.d * s.in[1] + i.h) * s.in[2] + i.w;
-        tap = static_cast<int>(i.d - s.origin(0, d)) * K * K;
-      }
+      const Expected expected{taps_expected(gradient)};
+      const int position = (i.d * height + i.h) * width + i.w;
+      const int tap = s.tap(0, i.d - s.origin(0, d)) * K * K;
 #pragma unroll
       for (int jh = 0; jh < M; ++jh) {
 #pragma unroll
         for (int jw = 0; jw < M; ++jw) {
-          const bool inside = is_inside(first.h + jh, s.out[1]) && is_inside(first.w + jw, s.out[2]);
+          const bool inside =
+              is_inside(first.h + jh, windows_h) && is_inside(first.w + jw, windows_w);
+          Acc given[W];
+          dy[jh][jw].unpack(given);
 #pragma unroll
           for (int k = 0; k < W; ++k) {
-            const Acc g = inside ? gradient.value(dy[jh][jw].get(k), factor[jh][jw]) : Acc(0);
+            const Acc g = inside ? gradient.value(given[k], factor[jh][jw]) : Acc(0);
 #pragma unroll
             for (int r = 0; r < S * S; ++r) {
               const int kh = r / S + (M - 1 - jh) * S, kw = r % S + (M - 1 - jw) * S;
               if (kh >= K || kw >= K) continue;
               Acc& to = sum[r / S][r % S][k];
               if constexpr (Gradient::kLabels) {
-                const Expected expected{taps_expected(gradient)};
-                const int here = expected(position + r / S * s.in[2] + r % S, tap + kh * K + kw);
+                const int here = expected(position + r / S * width + r % S, tap + kh * K + kw);
                 if (label[jh][jw][k] == here) to += g;
               } else {
                 to += g;
@@ -251,10 +266,9 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
     }
 #pragma unroll
     for (int r = 0; r < S * S; ++r) {
-      const int64_t h = i.h + r / S, w = i.w + r % S;
-      if (is_inside(h, s.in[1]) && is_inside(w, s.in[2])) {
-        store_group(dx.data + dx.at(i.n, i.c, i.d, h, w),
-                    PackedGroup<T, W>::rounded(sum[r / S][r % S]));
+      const int h = i.h + r / S, w = i.w + r % S;
+      if (is_inside(h, height) && is_inside(w, width)) {
+        store_rounded(dx.data + dx.at(i.n, i.c, i.d, h, w), sum[r / S][r % S]);
       }
     }
   }
@@ -262,11 +276,11 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
 
 // ---- Rows ---------------------------------------------------------------------------------------
 
-// Rows of windows as a thread sees them: those over its own S rows, and of each kBefore windows, the
-// kMiddle that begin with its own columns, and kAfter. P columns of padding.
-template <class T, int K, int S, int P>
+// kRows rows of windows as a thread sees them: of each kBefore windows, the kMiddle that begin with
+// its own columns, and kAfter. P columns of padding.
+template <class T, int K, int S, int P, int kRows>
 struct RowWindows {
-  static constexpr int kRows = (K - 1) / S + 1, kColumns = 16 / sizeof(T), kMiddle = kColumns / S;
+  static constexpr int kColumns = 16 / sizeof(T), kMiddle = kColumns / S;
   static constexpr int kBefore = (K - 1 - P) / S;
   static constexpr int kAfter = (kColumns - 1 + P) / S + 1 - kMiddle;
   static constexpr int kCount = kBefore + kMiddle + kAfter;
@@ -295,10 +309,12 @@ struct RowWindows {
 
  private:
   static __device__ __forceinline__ void load_middle(const T* from, Accumulator<T> (&to)[kCount]) {
-    PackedGroup<T, kMiddle> middle;
-    load_group(middle, from);
+    Raw<T, kMiddle> raw;
+    Accumulator<T> middle[kMiddle];
+    raw.load(from);
+    raw.unpack(middle);
 #pragma unroll
-    for (int j = 0; j < kMiddle; ++j) to[kBefore + j] = middle.get(j);
+    for (int j = 0; j < kMiddle; ++j) to[kBefore + j] = middle[j];
   }
   template <class E>
   static __device__ __forceinline__ void load_middle(const E* from, int (&to)[kCount]) {
@@ -317,13 +333,14 @@ struct RowWindows {
   }
 };
 
-// Adds what the windows give to S x kColumns positions from `i` on.
-template <int P, class T, int K, int S, class Gradient, class Sums>
+// Adds what rows of windows from first_h on give to S x kColumns positions from `i` on; the first of
+// them is number `number` of those that cover these.
+template <int P, class T, int K, int S, int kRows, class Gradient, class Sums>
 __device__ __forceinline__ void gather_rows(const Gradient& gradient, const PoolShape& s,
-                                            const PoolPlace& i, int64_t d, int first_h, int first_w,
-                                            bool whole, Sums& sum) {
-  using Windows = RowWindows<T, K, S, P>;
-  constexpr int kRows = Windows::kRows, kCount = Windows::kCount;
+                                            const PoolPlace<int>& i, int d, int first_h,
+                                            int first_w, int number, bool whole, Sums& sum) {
+  using Windows = RowWindows<T, K, S, P, kRows>;
+  constexpr int kCount = Windows::kCount, kLast = (K - 1) / S;
   const int height = static_cast<int>(s.out[1]), width = static_cast<int>(s.out[2]);
   Windows windows;
   const T* dy[kRows];
@@ -350,19 +367,20 @@ __device__ __forceinline__ void gather_rows(const Gradient& gradient, const Pool
       const int h = first_h + r, w = first_w + j - Windows::kBefore;
       if constexpr (!Gradient::kLabels) {
         windows.dy[r][j] =
-            gradient.value(windows.dy[r][j], gradient.factor(s, {i.n, i.c, d, h, w}));
+            gradient.value(windows.dy[r][j], gradient.factor(s, PoolPlace<int>{i.n, i.c, d, h, w}));
       }
       if (!is_inside(h, height) || !is_inside(w, width)) windows.clear(r, j);
     }
   }
   const Expected expected{taps_expected(gradient)};
-  const int position = static_cast<int>((i.d * s.in[1] + i.h) * s.in[2] + i.w);
-  const int tap = static_cast<int>(i.d - s.origin(0, d)) * K * K;
+  const int columns = static_cast<int>(s.in[2]);
+  const int position = (i.d * static_cast<int>(s.in[1]) + i.h) * columns + i.w;
+  const int tap = s.tap(0, i.d - s.origin(0, d)) * K * K;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
     for (int b = 0; b < S; ++b) {
-      const int kh = b + (kRows - 1 - r) * S;
+      const int kh = b + (kLast - number - r) * S;
       if (kh >= K) continue;
 #pragma unroll
       for (int e = 0; e < Windows::kColumns; ++e) {
@@ -371,8 +389,7 @@ __device__ __forceinline__ void gather_rows(const Gradient& gradient, const Pool
           const int kw = e + P - (j - Windows::kBefore) * S;
           if (kw < 0 || kw >= K) continue;
           if constexpr (Gradient::kLabels) {
-            const int here = expected(position + b * static_cast<int>(s.in[2]) + e,
-                                      tap + kh * K + kw);
+            const int here = expected(position + b * columns + e, tap + kh * K + kw);
             if (windows.label[r][j] == here) sum[b][e] += windows.dy[r][j];
           } else {
             sum[b][e] += windows.dy[r][j];
@@ -389,31 +406,36 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
     pool_backward_rows_kernel(Gradient gradient, Image<T> dx, PoolShape s, PoolRows items,
                               bool whole_windows, bool whole_columns) {
   constexpr int kColumns = 16 / sizeof(T), kMiddle = kColumns / S;
+  constexpr int kRows = (K - 1) / S + 1;       // of windows over S rows
+  constexpr int kAtOnce = S == 1 ? 1 : kRows;  // as many as the registers hold
   const int pad = static_cast<int>(s.window[2].pad_begin);
+  const int height = static_cast<int>(s.in[1]), width = static_cast<int>(s.in[2]);
   for (int64_t item = items.first(); item < items.count; item += items.step()) {
-    PoolPlace i = items.place(item);
-    const int first_h = static_cast<int>(i.h) - (K - 1) / S;
-    const int first_w = static_cast<int>(i.w) * kMiddle;
-    const bool whole = whole_windows && first_w + kMiddle <= s.out[2];
-    i.h = i.h * S - s.window[1].pad_begin, i.w *= kColumns;
+    PoolPlace<int> i = items.place(static_cast<int>(item));
+    const int first_h = i.h - (K - 1) / S, first_w = i.w * kMiddle;
+    const bool whole = whole_windows && first_w + kMiddle <= static_cast<int>(s.out[2]);
+    i.h = i.h * S - static_cast<int>(s.window[1].pad_begin), i.w *= kColumns;
     Accumulator<T> sum[S][kColumns] = {};
-    const Range od = s.windows_over(0, i.d);
-    for (int64_t d = od.begin; d < od.end; ++d) {
-      if (pad > 0) {
-        gather_rows<1, T, K, S>(gradient, s, i, d, first_h, first_w, whole, sum);
-      } else {
-        gather_rows<0, T, K, S>(gradient, s, i, d, first_h, first_w, whole, sum);
+    const RangeOf<int> od = s.windows_over(0, i.d);
+    for (int d = od.begin; d < od.end; ++d) {
+#pragma unroll 1
+      for (int r = 0; r < kRows; r += kAtOnce) {
+        if (pad > 0) {
+          gather_rows<1, T, K, S, kAtOnce>(gradient, s, i, d, first_h + r, first_w, r, whole, sum);
+        } else {
+          gather_rows<0, T, K, S, kAtOnce>(gradient, s, i, d, first_h + r, first_w, r, whole, sum);
+        }
       }
     }
 #pragma unroll
     for (int b = 0; b < S; ++b) {
-      if (!is_inside(i.h + b, s.in[1])) continue;
+      if (!is_inside(i.h + b, height)) continue;
       T* to = dx.data + dx.at(i.n, i.c, i.d, i.h + b, i.w);
-      const bool full = whole_columns && i.w + kColumns <= s.in[2];
-      if (full) store_group(to, PackedGroup<T, kColumns>::rounded(sum[b]));
+      const bool full = whole_columns && i.w + kColumns <= width;
+      if (full) store_rounded(to, sum[b]);
 #pragma unroll
       for (int e = 0; e < kColumns; ++e) {
-        if (!full && i.w + e < s.in[2]) to[e] = static_cast<T>(sum[b][e]);
+        if (!full && i.w + e < width) to[e] = static_cast<T>(sum[b][e]);
       }
     }
   }
@@ -421,21 +443,11 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
 
 // ---- Launches -----------------------------------------------------------------------------------
 
-template <class T, class Gradient>
-void launch_windows(const Gradient& gradient, const Tensor& dx, const PoolShape& s, bool wide,
-                    void* stream) {
-  constexpr int kWide = 16 / sizeof(T);
-  const bool last = is_channels_last(dx);
-  if constexpr (sizeof(T) < 8) {
-    if (wide) {
-      const PoolTiles tiles(s.batch, s.channels / kWide, s.in, last, 3);
-      return launch_kernel(pool_backward_windows_kernel<T, Gradient, kWide>, tiles.grid(),
-                           kPoolThreads, 0, stream, gradient, Image<T>(dx), s, tiles);
-    }
-  }
-  const PoolTiles tiles(s.batch, s.channels, s.in, last);
-  launch_kernel(pool_backward_windows_kernel<T, Gradient, 1>, tiles.grid(), kPoolThreads, 0, stream,
-                gradient, Image<T>(dx), s, tiles);
+template <class T, class I, int W, class Gradient>
+void launch_windows(const Gradient& gradient, const Tensor& dx, const PoolShape& s, void* stream) {
+  const PoolTiles tiles(s.batch, s.channels / W, s.in, is_channels_last(dx), W > 1 ? 3 : 5);
+  launch_kernel(pool_backward_windows_kernel<T, Gradient, I, W>, tiles.grid(), kPoolThreads, 0,
+                stream, gradient, Image<T>(dx), s, tiles);
 }
 
 template <class T, class Gradient, int K>
@@ -454,8 +466,8 @@ template <class T, class Gradient, int K, int S>
 void launch_rows(const Gradient& gradient, const Tensor& dx, const PoolShape& s, bool whole_windows,
                  void* stream) {
   constexpr int kColumns = 16 / sizeof(T);
-  const PoolRows items(s, ceil_div(s.in[2], kColumns),
-                       ceil_div(s.in[1] + s.window[1].pad_begin, S), s.in[0]);
+  const PoolRows items(s, ceil_div(s.in[2], kColumns), ceil_div(s.in[1] + s.window[1].pad_begin, S),
+                       s.in[0]);
   launch_kernel(pool_backward_rows_kernel<T, Gradient, K, S>, items.grid(), kPoolThreads, 0, stream,
                 gradient, Image<T>(dx), s, items, whole_windows, fits_groups(dx, kColumns, 4));
 }
@@ -482,7 +494,7 @@ std::vector<Tensor> tensors_of(const LpPoolBackward& p) { return {p.dx, p.dy, p.
 template <class Problem>
 bool is_wide(const Problem& p) {
   const int n = 16 / static_cast<int>(dtype_size(p.dx.dtype));
-  bool wide = is_narrow(p.shape);
+  bool wide = counts_in_int(p.shape);
   for (const Tensor& t : tensors_of(p)) wide = wide && fits_channels(t, n);
   return wide;
 }
@@ -501,7 +513,17 @@ const char* squares_decline(const Problem& p) {
 template <class Problem>
 void run_windows(const Problem& p, const Launch& launch) {
   dispatch_floating(p.dx.dtype, [&]<class T>() {
-    launch_windows<T>(gradient_of<T>(p), p.dx, p.shape, is_wide(p), launch.stream);
+    const auto gradient = gradient_of<T>(p);
+    if (!counts_in_int(p.shape)) {
+      return launch_windows<T, int64_t, 1>(gradient, p.dx, p.shape, launch.stream);
+    }
+    if constexpr (sizeof(T) < 8) {
+      constexpr int kWide = 16 / sizeof(T);
+      if (is_wide(p)) {
+        return launch_windows<T, int, kWide>(gradient, p.dx, p.shape, launch.stream);
+      }
+    }
+    launch_windows<T, int, 1>(gradient, p.dx, p.shape, launch.stream);
   });
 }
 template <class Problem>
@@ -510,9 +532,11 @@ void run_squares(const Problem& p, const Launch& launch) {
     if constexpr (sizeof(T) < 8) {
       const auto gradient = gradient_of<T>(p);
       if (p.shape.window[1].kernel == 2) {
-        launch_squares<T, std::remove_const_t<decltype(gradient)>, 2>(gradient, p.dx, p.shape, launch.stream);
+        launch_squares<T, std::remove_const_t<decltype(gradient)>, 2>(gradient, p.dx, p.shape,
+                                                                      launch.stream);
       } else {
-        launch_squares<T, std::remove_const_t<decltype(gradient)>, 3>(gradient, p.dx, p.shape, launch.stream);
+        launch_squares<T, std::remove_const_t<decltype(gradient)>, 3>(gradient, p.dx, p.shape,
+                                                                      launch.stream);
       }
     }
   });

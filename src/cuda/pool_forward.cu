@@ -13,6 +13,7 @@
 // Both add up a window's rows, then their sums, so that the bits do not depend on the kernel.
 // Bound by memory. 16-bit values are summed in float32.
 #include "cuda/pool.cuh"
+#include "cuda/prims/reduce.cuh"
 
 namespace dlkern {
 namespace {
@@ -41,20 +42,22 @@ struct MaxOp {
     using Acc = Accumulator<T>;
     Acc value[N];
 
-    __device__ __forceinline__ void begin(int k, int64_t) { value[k] = -infinity<Acc>(); }
+    __device__ __forceinline__ void begin(int k, Label) { value[k] = -infinity<Acc>(); }
     __device__ __forceinline__ void begin_row() {}
-    __device__ __forceinline__ void take(const MaxOp&, int k, Acc v, int64_t) {
+    __device__ __forceinline__ void take(const MaxOp&, int k, Acc v, Label) {
       value[k] = Max{}(v, value[k]);
     }
     __device__ __forceinline__ void end_row() {}
-    __device__ __forceinline__ void merge(int k, const Cell& row, int from, int64_t) {
+    __device__ __forceinline__ void merge(int k, const Cell& row, int from, Label) {
       value[k] = Max{}(row.value[from], value[k]);
     }
   };
-  template <int N>
-  __device__ __forceinline__ Accumulator<T> result(const Cell<N>& cell, int k, const PoolShape&,
-                                                   const PoolPlace&) const {
-    return cell.value[k];
+  template <class I>
+  __device__ __forceinline__ Accumulator<T> scale(const PoolShape&, const PoolPlace<I>&) const {
+    return 1;
+  }
+  __device__ __forceinline__ Accumulator<T> result(Accumulator<T> v, Accumulator<T>) const {
+    return v;
   }
 };
 
@@ -64,18 +67,25 @@ struct MaxIndexOp {
   using Label = Label_;
   static constexpr bool kLabels = true;
   Indices indices;
-  int64_t step[kMaxSpatial];  // of labels, from tap to tap
+  Label step[kMaxSpatial];  // from tap to tap
 
   MaxIndexOp(const Tensor& t, const PoolShape& s) : indices(t) {
-    step[2] = 1, step[1] = s.window[2].kernel, step[0] = s.window[1].kernel * step[1];
-    if (indices.bytes == 1) return;
-    step[2] = s.window[2].dilation;
-    step[1] = s.window[1].dilation * s.in[2];
-    step[0] = s.window[0].dilation * s.in[1] * s.in[2];
+    const auto set = [this](int64_t d, int64_t h, int64_t w) {
+      step[0] = static_cast<Label>(d), step[1] = static_cast<Label>(h);
+      step[2] = static_cast<Label>(w);
+    };
+    const Window(&w)[kMaxSpatial] = s.window;
+    if (indices.bytes == 1) {
+      set(w[1].kernel * w[2].kernel, w[2].kernel, 1);
+    } else {
+      set(w[0].dilation * s.in[1] * s.in[2], w[1].dilation * s.in[2], w[2].dilation);
+    }
   }
-  __device__ int64_t base(const PoolShape& s, const PoolPlace& o) const {
+  // The label of tap 0 of a window, which may lie in the padding.
+  __device__ __forceinline__ Label base(const PoolShape& s, const PoolPlace<Label>& o) const {
     if (indices.are_taps()) return 0;
-    return (s.origin(0, o.d) * s.in[1] + s.origin(1, o.h)) * s.in[2] + s.origin(2, o.w);
+    const Label height = static_cast<Label>(s.in[1]), width = static_cast<Label>(s.in[2]);
+    return (s.origin(0, o.d) * height + s.origin(1, o.h)) * width + s.origin(2, o.w);
   }
   static __device__ T padding() { return T(-infinity<Accumulator<T>>()); }
   template <int N>
@@ -84,27 +94,28 @@ struct MaxIndexOp {
     Acc value[N];
     Label label[N];
 
-    __device__ __forceinline__ void begin(int k, int64_t first) {
-      value[k] = -infinity<Acc>();
-      label[k] = static_cast<Label>(first);
+    __device__ __forceinline__ void begin(int k, Label first) {
+      value[k] = -infinity<Acc>(), label[k] = first;
     }
     __device__ __forceinline__ void begin_row() {}
-    __device__ __forceinline__ void take(const MaxIndexOp&, int k, Acc v, int64_t at) {
+    __device__ __forceinline__ void take(const MaxIndexOp&, int k, Acc v, Label at) {
       const bool better = !(v <= value[k]) && value[k] == value[k];  // the first NaN stays
       value[k] = better ? v : value[k];
-      label[k] = better ? static_cast<Label>(at) : label[k];
+      label[k] = better ? at : label[k];
     }
     __device__ __forceinline__ void end_row() {}
-    __device__ __forceinline__ void merge(int k, const Cell& row, int from, int64_t at) {
+    __device__ __forceinline__ void merge(int k, const Cell& row, int from, Label at) {
       const bool better = !(row.value[from] <= value[k]) && value[k] == value[k];
       value[k] = better ? row.value[from] : value[k];
-      label[k] = better ? static_cast<Label>(at) + row.label[from] : label[k];
+      label[k] = better ? at + row.label[from] : label[k];
     }
   };
-  template <int N>
-  __device__ __forceinline__ Accumulator<T> result(const Cell<N>& cell, int k, const PoolShape&,
-                                                   const PoolPlace&) const {
-    return cell.value[k];
+  template <class I>
+  __device__ __forceinline__ Accumulator<T> scale(const PoolShape&, const PoolPlace<I>&) const {
+    return 1;
+  }
+  __device__ __forceinline__ Accumulator<T> result(Accumulator<T> v, Accumulator<T>) const {
+    return v;
   }
 };
 
@@ -114,19 +125,24 @@ struct TotalCell {
   struct Of {
     Acc value[N], row[N];
 
-    __device__ __forceinline__ void begin(int k, int64_t) { value[k] = 0, row[k] = 0; }
+    template <class I>
+    __device__ __forceinline__ void begin(int k, I) {
+      value[k] = 0, row[k] = 0;
+    }
     __device__ __forceinline__ void begin_row() {
 #pragma unroll
       for (int k = 0; k < N; ++k) row[k] = 0;
     }
-    __device__ __forceinline__ void take(const Op& op, int k, Acc v, int64_t) {
+    template <class I>
+    __device__ __forceinline__ void take(const Op& op, int k, Acc v, I) {
       row[k] += op.term(v);
     }
     __device__ __forceinline__ void end_row() {
 #pragma unroll
       for (int k = 0; k < N; ++k) value[k] += row[k];
     }
-    __device__ __forceinline__ void merge(int k, const Of& from, int i, int64_t) {
+    template <class I>
+    __device__ __forceinline__ void merge(int k, const Of& from, int i, I) {
       value[k] += from.row[i];
     }
   };
@@ -146,13 +162,16 @@ struct AvgOp {
   __device__ __forceinline__ Acc term(Acc v) const { return v; }
   template <int N>
   using Cell = typename TotalCell<Acc, AvgOp>::template Of<N>;
-  template <int N>
-  __device__ __forceinline__ Acc result(const Cell<N>& cell, int k, const PoolShape& s,
-                                        const PoolPlace& o) const {
-    const Acc by =
-        uniform != 0 ? uniform
-                     : static_cast<Acc>(divisor.rows(s, o.d, o.h) * divisor.columns(s, o.w));
-    return sizeof(T) == 2 ? cell.value[k] * (1 / by) : cell.value[k] / by;
+  // Of a window; the results of one in 16 bits are right with a reciprocal, too.
+  template <class I>
+  __device__ __forceinline__ Acc scale(const PoolShape& s, const PoolPlace<I>& o) const {
+    const Acc by = uniform != 0
+                       ? uniform
+                       : static_cast<Acc>(divisor.rows(s, o.d, o.h) * divisor.columns(s, o.w));
+    return sizeof(T) == 2 ? reciprocal(by) : by;
+  }
+  __device__ __forceinline__ Acc result(Acc sum, Acc scale) const {
+    return sizeof(T) == 2 ? sum * scale : sum / scale;
   }
 };
 
@@ -167,112 +186,123 @@ struct LpOp {
   __device__ __forceinline__ Acc term(Acc v) const { return norm.power(v); }
   template <int N>
   using Cell = typename TotalCell<Acc, LpOp>::template Of<N>;
-  template <int N>
-  __device__ __forceinline__ Acc result(const Cell<N>& cell, int k, const PoolShape&,
-                                        const PoolPlace&) const {
-    return norm.root(cell.value[k]);
+  template <class I>
+  __device__ __forceinline__ Acc scale(const PoolShape&, const PoolPlace<I>&) const {
+    return 1;
   }
+  __device__ __forceinline__ Acc result(Acc sum, Acc) const { return norm.root(sum); }
 };
 
-template <class Op>
-__device__ __forceinline__ int64_t label_of(const Op& op, int64_t d, int64_t h, int64_t w) {
-  if constexpr (Op::kLabels) {
-    return static_cast<typename Op::Label>(d * op.step[0] + h * op.step[1] + w * op.step[2]);
-  }
+// The label of a tap, relative to that of tap 0.
+template <class Op, class I>
+__device__ __forceinline__ I label_of(const Op& op, I d, I h, I w) {
+  if constexpr (Op::kLabels) return d * op.step[0] + h * op.step[1] + w * op.step[2];
   return 0;
 }
 
 // ---- Windows ------------------------------------------------------------------------------------
 
-template <class T, int W, class Op>
+template <class T, int W, class Op, class I>
 __device__ __forceinline__ void take_tap(const Op& op, typename Op::template Cell<W>& cell,
-                                         const PackedGroup<T, W>& v, int64_t label) {
+                                         const Raw<T, W>& raw, I label) {
+  Accumulator<T> v[W];
+  raw.unpack(v);
 #pragma unroll
-  for (int k = 0; k < W; ++k) cell.take(op, k, v.get(k), label);
+  for (int k = 0; k < W; ++k) cell.take(op, k, v[k], label);
 }
 
-// kTaps x kTaps taps of one slice, without dilation; all loads come first.
+// Taps outside are read at the nearest place inside, so that there are no branches, in which loads
+// would wait for each other; then they become padding.
+
+// kTaps x kTaps taps of one slice, without dilation.
 template <int kTaps, class T, int W, class Op>
 __device__ __forceinline__ void take_square(const Op& op, typename Op::template Cell<W>& cell,
                                             const Image<const T>& x, const T* slice,
-                                            const PoolShape& s, int h0, int w0, int64_t kd) {
-  PackedGroup<T, W> v[kTaps][kTaps];
-  const T* first = slice + h0 * x.stride[3] + w0 * x.stride[4];
+                                            const PoolShape& s, int h0, int w0, int kd) {
+  Raw<T, W> v[kTaps][kTaps];
+  const int height = static_cast<int>(s.in[1]), width = static_cast<int>(s.in[2]);
+#pragma unroll
+  for (int kh = 0; kh < kTaps; ++kh) {
+    const T* row = slice + nearest(h0 + kh, height) * x.stride[3];
+#pragma unroll
+    for (int kw = 0; kw < kTaps; ++kw) v[kh][kw].load(row + nearest(w0 + kw, width) * x.stride[4]);
+  }
 #pragma unroll
   for (int kh = 0; kh < kTaps; ++kh) {
 #pragma unroll
     for (int kw = 0; kw < kTaps; ++kw) {
-      const bool inside = static_cast<uint64_t>(h0 + kh) < static_cast<uint64_t>(s.in[1]) &&
-                          static_cast<uint64_t>(w0 + kw) < static_cast<uint64_t>(s.in[2]);
-      v[kh][kw] = PackedGroup<T, W>::of(Op::padding());
-      if (inside) load_group(v[kh][kw], first + kh * x.stride[3] + kw * x.stride[4]);
+      if (!is_inside(h0 + kh, height) || !is_inside(w0 + kw, width)) {
+        v[kh][kw].fill(Op::padding());
+      }
     }
   }
 #pragma unroll
   for (int kh = 0; kh < kTaps; ++kh) {
     cell.begin_row();
 #pragma unroll
-    for (int kw = 0; kw < kTaps; ++kw) {
-      take_tap(op, cell, v[kh][kw], label_of(op, kd, kh, kw));
-    }
+    for (int kw = 0; kw < kTaps; ++kw) take_tap(op, cell, v[kh][kw], label_of(op, kd, kh, kw));
     cell.end_row();
   }
 }
 
 // A row of taps of any number, some at once.
-template <class T, int W, class Op>
+template <class T, int W, class Op, class I>
 __device__ __forceinline__ void take_row(const Op& op, typename Op::template Cell<W>& cell,
-                                         const T* row, int64_t step, const Range& tw, int64_t kd,
-                                         int64_t kh) {
+                                         const T* row, int64_t step, const RangeOf<I>& tw, I kd,
+                                         I kh) {
   constexpr int kAtOnce = 4;
   cell.begin_row();
-  for (int64_t kw = tw.begin; kw < tw.end; kw += kAtOnce) {
-    PackedGroup<T, W> v[kAtOnce];
+  for (I kw = tw.begin; kw < tw.end; kw += kAtOnce) {
+    Raw<T, W> v[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      v[i] = PackedGroup<T, W>::of(Op::padding());
-      if (kw + i < tw.end) load_group(v[i], row + (kw + i) * step);
+      v[i].load(row + (kw + i < tw.end ? kw + i : tw.end - 1) * step);
     }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) take_tap(op, cell, v[i], label_of(op, kd, kh, kw + i));
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (kw + i >= tw.end) v[i].fill(Op::padding());
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) take_tap(op, cell, v[i], label_of<Op, I>(op, kd, kh, kw + i));
   }
   cell.end_row();
 }
 
-// W neighbouring channels of a thread. kTaps: of both H and W, without dilation; 0: any.
-template <class T, class Op, int W, int kTaps>
+// W neighbouring channels of a thread, with numbers of type I. kTaps: of both H and W, without
+// dilation; 0: any.
+template <class T, class Op, class I, int W, int kTaps>
 __global__ void __launch_bounds__(kPoolThreads)
     pool_windows_kernel(Image<const T> x, Image<T> y, Op op, PoolShape s, PoolTiles tiles) {
   for (int64_t tile = blockIdx.x; tile < tiles.count; tile += gridDim.x) {
-    PoolPlace o;
-    if (!tiles.place(tile, o)) continue;
+    PoolPlace<I> o;
+    if (!tiles.place(static_cast<I>(tile), o)) continue;
     o.c *= W;
     const T* image = x.data + x.at(o.n, o.c, 0, 0, 0);
-    const Range td = s.taps_inside(0, o.d), th = s.taps_inside(1, o.h), tw = s.taps_inside(2, o.w);
-    const int64_t d0 = s.origin(0, o.d), h0 = s.origin(1, o.h), w0 = s.origin(2, o.w);
+    const RangeOf<I> td = s.taps_inside(0, o.d), th = s.taps_inside(1, o.h),
+                     tw = s.taps_inside(2, o.w);
+    const I d0 = s.origin(0, o.d), h0 = s.origin(1, o.h), w0 = s.origin(2, o.w);
     typename Op::template Cell<W> cell;
 #pragma unroll
     for (int k = 0; k < W; ++k) cell.begin(k, label_of(op, td.begin, th.begin, tw.begin));
-    for (int64_t kd = td.begin; kd < td.end; ++kd) {
+    for (I kd = td.begin; kd < td.end; ++kd) {
       const T* slice = image + (d0 + kd * s.window[0].dilation) * x.stride[2];
       if constexpr (kTaps > 0) {
-        take_square<kTaps, T, W>(op, cell, x, slice, s, static_cast<int>(h0), static_cast<int>(w0),
-                                 kd);
+        take_square<kTaps, T, W>(op, cell, x, slice, s, h0, w0, kd);
       } else {
-        for (int64_t kh = th.begin; kh < th.end; ++kh) {
-          const T* row =
-              slice + (h0 + kh * s.window[1].dilation) * x.stride[3] + w0 * x.stride[4];
+        for (I kh = th.begin; kh < th.end; ++kh) {
+          const T* row = slice + (h0 + kh * s.window[1].dilation) * x.stride[3] + w0 * x.stride[4];
           take_row<T, W>(op, cell, row, s.window[2].dilation * x.stride[4], tw, kd, kh);
         }
       }
     }
+    const Accumulator<T> scale = op.scale(s, o);
     Accumulator<T> result[W];
 #pragma unroll
-    for (int k = 0; k < W; ++k) result[k] = op.result(cell, k, s, o);
-    store_group(y.data + y.at(o.n, o.c, o.d, o.h, o.w),
-                PackedGroup<T, W>::rounded(result));
+    for (int k = 0; k < W; ++k) result[k] = op.result(cell.value[k], scale);
+    store_rounded(y.data + y.at(o.n, o.c, o.d, o.h, o.w), result);
     if constexpr (Op::kLabels) {
-      const int64_t at = op.indices.at(o.n, o.c, o.d, o.h, o.w), base = op.base(s, o);
+      const int64_t at = op.indices.at(o.n, o.c, o.d, o.h, o.w);
+      const I base = op.base(s, o);
       if constexpr (W == 1) {
         if (op.indices.data) op.indices.store(at, base + cell.label[0]);
       } else {
@@ -289,24 +319,24 @@ __global__ void __launch_bounds__(kPoolThreads)
 template <class T, int N, class Op>
 __device__ __forceinline__ void store_windows(const Image<T>& y, const Op& op,
                                               const typename Op::template Cell<N>& cell,
-                                              const PoolShape& s, PoolPlace o, bool whole) {
+                                              const PoolShape& s, const PoolPlace<int>& o,
+                                              bool whole) {
   T* to = y.data + y.at(o.n, o.c, o.d, o.h, o.w);
-  const int count = s.out[2] - o.w < N ? static_cast<int>(s.out[2] - o.w) : N;
-  whole = whole && count == N;
+  const int count = static_cast<int>(s.out[2]) - o.w;
+  whole = whole && count >= N;
   Accumulator<T> result[N];
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    PoolPlace at = o;
-    at.w += j;
-    result[j] = op.result(cell, j, s, at);
+    result[j] = op.result(cell.value[j], op.scale(s, PoolPlace<int>{o.n, o.c, o.d, o.h, o.w + j}));
   }
-  if (whole) store_group(to, PackedGroup<T, N>::rounded(result));
+  if (whole) store_rounded(to, result);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     if (!whole && j < count) to[j] = static_cast<T>(result[j]);
   }
   if constexpr (Op::kLabels) {
-    const int64_t at = op.indices.at(o.n, o.c, o.d, o.h, o.w), base = op.base(s, o);
+    const int64_t at = op.indices.at(o.n, o.c, o.d, o.h, o.w);
+    const int base = op.base(s, o);
     const int step = op.indices.are_taps() ? 0 : static_cast<int>(s.window[2].stride);
     int label[N];
 #pragma unroll
@@ -323,18 +353,19 @@ __device__ __forceinline__ void store_windows(const Image<T>& y, const Op& op,
 template <class T>
 struct RowPiece {
   static constexpr int kColumns = 16 / sizeof(T);
-  PackedGroup<T, kColumns> piece;
+  Raw<T, kColumns> piece;
   T before, after[2];
 
   // Column i of the piece, from -1 on.
   __device__ __forceinline__ Accumulator<T> get(int i) const {
-    if (i < 0) return static_cast<Accumulator<T>>(before);
-    return i < kColumns ? piece.get(i) : static_cast<Accumulator<T>>(after[i - kColumns]);
+    return static_cast<Accumulator<T>>(i < 0          ? before
+                                       : i < kColumns ? piece.get(i)
+                                                      : after[i - kColumns]);
   }
 };
 
-// Rows of an image from `row` on, from column `column` on, in accesses of kBytes that lie wholly
-// inside or outside; what lies outside is `padding`. `pad` columns before the piece are wanted, and
+// Rows of an image from `row` on, from column `column` on, in accesses of kBytes (16 or 4) that lie
+// wholly inside or outside; what lies outside is `padding`. `pad` columns before the piece are wanted, and
 // `behind` ones after it.
 template <int kBytes, class T, int kRows>
 __device__ __forceinline__ void load_rows(RowPiece<T> (&rows)[kRows], const T* slice,
@@ -345,11 +376,15 @@ __device__ __forceinline__ void load_rows(RowPiece<T> (&rows)[kRows], const T* s
   for (int r = 0; r < kRows; ++r) {
     const T* from = slice + (row + r) * stride + column;
     const int end = static_cast<unsigned>(row + r) < static_cast<unsigned>(height) ? width : 0;
-    rows[r].piece = PackedGroup<T, kColumns>::of(padding);
+    Raw<T, kColumns>& piece = rows[r].piece;
+    piece.fill(padding);
+    if (kBytes == 16 && column < end) piece.load(from);
 #pragma unroll
-    for (int i = 0; i < 16 / kBytes; ++i) {
-      const int at = i * kBytes / sizeof(T);
-      if (column + at < end) load_part<kBytes>(rows[r].piece, i, from + at);
+    for (int i = 0; i < 4; ++i) {
+      const int at = i * 4 / sizeof(T);
+      if (kBytes == 4 && column + at < end) {
+        piece.v.v[i] = *reinterpret_cast<const typename Raw<T, kColumns>::Element*>(from + at);
+      }
     }
     rows[r].before = pad > 0 && column > 0 && column <= end ? from[-1] : padding;
 #pragma unroll
@@ -363,8 +398,7 @@ __device__ __forceinline__ void load_rows(RowPiece<T> (&rows)[kRows], const T* s
 // number, first_h: the first row of windows.
 template <int kPad, class T, int K, int S, class Op, class Cell, int kBand, int kRows>
 __device__ __forceinline__ void take_rows(const Op& op, Cell (&cells)[kBand],
-                                          const RowPiece<T> (&rows)[kRows], int first_w,
-                                          int64_t kd) {
+                                          const RowPiece<T> (&rows)[kRows], int first_w, int kd) {
   constexpr int kWindows = RowPiece<T>::kColumns / S;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -401,11 +435,11 @@ __global__ void __launch_bounds__(kPoolThreads)
   const int height = static_cast<int>(s.in[1]), width = static_cast<int>(s.in[2]);
   const int pad = static_cast<int>(s.window[2].pad_begin);
   for (int64_t i = items.first(); i < items.count; i += items.step()) {
-    PoolPlace o = items.place(i);
-    const int column = static_cast<int>(o.w) * kColumns;
+    PoolPlace<int> o = items.place(static_cast<int>(i));
+    const int column = o.w * kColumns;
     o.w *= kWindows, o.h *= kBand;
-    const int row = static_cast<int>(s.window[1].start(o.h));
-    const Range td = s.taps_inside(0, o.d);
+    const int row = s.window[1].start_as(o.h);
+    const RangeOf<int> td = s.taps_inside(0, o.d);
     Cell cells[kBand];
 #pragma unroll
     for (int b = 0; b < kBand; ++b) {
@@ -415,7 +449,7 @@ __global__ void __launch_bounds__(kPoolThreads)
         cells[b].begin(j, label_of(op, td.begin, above > 0 ? above : 0, o.w + j == 0 ? pad : 0));
       }
     }
-    for (int64_t kd = td.begin; kd < td.end; ++kd) {
+    for (int kd = td.begin; kd < td.end; ++kd) {
       const T* slice = x.data + x.at(o.n, o.c, 0, 0, 0) +
                        (s.origin(0, o.d) + kd * s.window[0].dilation) * x.stride[2];
       RowPiece<T> rows[(kBand - 1) * S + K];
@@ -429,14 +463,14 @@ __global__ void __launch_bounds__(kPoolThreads)
         load.template operator()<4>();
       }
       if (pad > 0) {
-        take_rows<1, T, K, S>(op, cells, rows, static_cast<int>(o.w), kd);
+        take_rows<1, T, K, S>(op, cells, rows, o.w, kd);
       } else {
-        take_rows<0, T, K, S>(op, cells, rows, static_cast<int>(o.w), kd);
+        take_rows<0, T, K, S>(op, cells, rows, o.w, kd);
       }
     }
 #pragma unroll
     for (int b = 0; b < kBand; ++b) {
-      if (o.h + b < s.out[1]) {
+      if (o.h + b < static_cast<int>(s.out[1])) {
         store_windows<T, kWindows>(y, op, cells[b], s, {o.n, o.c, o.d, o.h + b, o.w}, whole);
       }
     }
@@ -455,11 +489,11 @@ void launch_rows(const Tensor& x, const Tensor& y, const Tensor& indices, const 
                 Image<const T>(x), Image<T>(y), op, s, items, row_bytes(x), whole);
 }
 
-template <class T, int W, int kTaps, class Op>
+template <class T, class I, int W, int kTaps, class Op>
 void launch_windows(const Tensor& x, const Tensor& y, const Op& op, const PoolShape& s,
                     void* stream) {
   const PoolTiles tiles(s.batch, s.channels / W, s.out, is_channels_last(y), W > 1 ? 3 : 5);
-  launch_kernel(pool_windows_kernel<T, Op, W, kTaps>, tiles.grid(), kPoolThreads, 0, stream,
+  launch_kernel(pool_windows_kernel<T, Op, I, W, kTaps>, tiles.grid(), kPoolThreads, 0, stream,
                 Image<const T>(x), Image<T>(y), op, s, tiles);
 }
 
@@ -469,18 +503,21 @@ void run_windows(const Tensor& x, const Tensor& y, const Tensor& indices, const 
                  void* stream, Make&& make) {
   dispatch_floating(x.dtype, [&]<class T>() {
     constexpr int kWide = 16 / sizeof(T);
-    const bool wide = is_narrow(s) && fits_channels(x, kWide) && fits_channels(y, kWide) &&
-                      (!indices || fits_channels(indices, kWide));
+    if (!counts_in_int(s)) {
+      return launch_windows<T, int64_t, 1, 0>(x, y, make.template operator()<T, int64_t>(), s,
+                                              stream);
+    }
+    const auto op = make.template operator()<T, int>();
     if constexpr (sizeof(T) < 8) {
-      if (wide) {
-        auto op = make.template operator()<T, int>();
+      if (fits_channels(x, kWide) && fits_channels(y, kWide) &&
+          (!indices || fits_channels(indices, kWide))) {
         if constexpr (kSquares) {
-          if (is_square(s, 3)) return launch_windows<T, kWide, 3>(x, y, op, s, stream);
+          if (is_square(s, 3)) return launch_windows<T, int, kWide, 3>(x, y, op, s, stream);
         }
-        return launch_windows<T, kWide, 0>(x, y, op, s, stream);
+        return launch_windows<T, int, kWide, 0>(x, y, op, s, stream);
       }
     }
-    launch_windows<T, 1, 0>(x, y, make.template operator()<T, int64_t>(), s, stream);
+    launch_windows<T, int, 1, 0>(x, y, op, s, stream);
   });
 }
 
@@ -503,7 +540,7 @@ void with_max(const MaxPoolForward& p, F&& f) {
       if constexpr (std::is_same_v<Label, int>) {
         return MaxOp<T>{};
       } else {
-        return MaxIndexOp<T, Label>(p.indices, p.shape);  // one kernel for both where it is slow
+        return MaxIndexOp<T, Label>(p.indices, p.shape);  // the same kernel for both
       }
     });
   }
@@ -538,9 +575,8 @@ constexpr Impl<AvgPoolForward> kAvg[] = {
 constexpr Impl<LpPoolForward> kLp[] = {
     {"windows", supports_all, nullptr,
      [](const LpPoolForward& p, const Launch& launch) {
-       run_windows<false>(p.x, p.y, Tensor{}, p.shape, launch.stream, [&]<class T, class>() {
-         return LpOp<T>{Norm<Accumulator<T>>(p.norm)};
-       });
+       run_windows<false>(p.x, p.y, Tensor{}, p.shape, launch.stream,
+                          [&]<class T, class>() { return LpOp<T>{Norm<Accumulator<T>>(p.norm)}; });
      }},
 };
 

@@ -183,7 +183,8 @@ void require_norm(const dlk_pool_params& p) {
 bool is_global(const PoolShape& s) {
   for (int d = 0; d < kMaxSpatial; ++d) {
     const Window& w = s.window[d];
-    if (s.adaptive[d] || s.out[d] != 1 || w.kernel != s.in[d] || w.span() != s.in[d] || w.start(0) != 0) {
+    if (s.adaptive[d] || s.out[d] != 1 || w.kernel != s.in[d] || w.span() != s.in[d] ||
+        w.start(0) != 0) {
       return false;
     }
   }
@@ -283,8 +284,8 @@ dlk_status_t dlk_avg_pool_backward(const DLTensor* dy_, const DLTensor* dx_,
     require_output_shape(call, dy, s, p, dx.ndim);
     call.require_disjoint(dx, dy);
     if (is_global(s) && !divisor.fixed) {
-      return call.run(ReduceBackward{as_image(dy, p), {}, {}, as_image(dx, p), kSpatialAxes,
-                                     DLK_REDUCE_MEAN});
+      return call.run(
+          ReduceBackward{as_image(dy, p), {}, {}, as_image(dx, p), kSpatialAxes, DLK_REDUCE_MEAN});
     }
     call.run(AvgPoolBackward{as_image(dy, p), as_image(dx, p), s, divisor});
   });

@@ -19,29 +19,50 @@ struct PoolShape {
   int64_t in[kMaxSpatial] = {1, 1, 1};
   int64_t out[kMaxSpatial] = {1, 1, 1};
   Window window[kMaxSpatial];
-
   bool adaptive[kMaxSpatial] = {};  // the extents alone decide; the kernel is the largest there is
 
   DLK_HD int64_t in_plane() const { return in[0] * in[1] * in[2]; }
   DLK_HD int64_t out_plane() const { return out[0] * out[1] * out[2]; }
   int64_t taps() const { return window[0].kernel * window[1].kernel * window[2].kernel; }
 
+  // The functions below take and give positions as I: int64_t, or int where is_narrow().
+
   // Position of tap 0 of window o along dimension d; negative in the padding.
-  DLK_HD int64_t origin(int d, int64_t o) const {
-    return adaptive[d] ? by_out[d](o * in[d]) : window[d].start(o);
+  template <class I>
+  DLK_HD I origin(int d, I o) const {
+    return adaptive[d] ? by_out[d].of(o * static_cast<I>(in[d])) : window[d].start_as(o);
   }
   // Taps of window o along dimension d that lie inside the input; all windows have some.
-  DLK_HD Range taps_inside(int d, int64_t o) const {
-    if (adaptive[d]) return {0, by_out[d]((o + 1) * in[d] + out[d] - 1) - origin(d, o)};
-    return window[d].taps_inside(o, in[d], by_dilation[d]);
+  template <class I>
+  DLK_HD RangeOf<I> taps_inside(int d, I o) const {
+    const I n = static_cast<I>(in[d]);
+    if (adaptive[d]) {
+      return {0, by_out[d].of((o + 1) * n + static_cast<I>(out[d]) - 1) - origin(d, o)};
+    }
+    return window[d].taps_inside(o, n, [&](I a) { return by_dilation[d].of(a); });
   }
   // Windows along dimension d whose span covers position i.
-  DLK_HD Range windows_over(int d, int64_t i) const {
-    if (!adaptive[d]) return window[d].windows_over(i, out[d], by_stride[d]);
-    return {by_in[d](i * out[d]), by_in[d]((i + 1) * out[d] + in[d] - 1)};
+  template <class I>
+  DLK_HD RangeOf<I> windows_over(int d, I i) const {
+    const I n = static_cast<I>(in[d]), m = static_cast<I>(out[d]);
+    if (adaptive[d]) return {by_in[d].of(i * m), by_in[d].of((i + 1) * m + n - 1)};
+    return window[d].windows_over(i, m, [&](I a) { return by_stride[d].of(a); });
   }
   // The last tap that lies no further from tap 0 than `distance`.
-  DLK_HD int64_t tap(int d, int64_t distance) const { return by_dilation[d](distance); }
+  template <class I>
+  DLK_HD I tap(int d, I distance) const {
+    return by_dilation[d].of(distance);
+  }
+  // All numbers of the functions above, and all positions in a plane, fit into int.
+  bool is_narrow() const {
+    constexpr int64_t kLimit = int64_t{1} << 30;
+    for (int d = 0; d < kMaxSpatial; ++d) {
+      const Window& w = window[d];
+      if ((w.span() + w.pad_begin + w.stride + in[d]) * 2 > kLimit) return false;
+      if (adaptive[d] && (in[d] + 1) * (out[d] + 1) > kLimit) return false;
+    }
+    return in_plane() < kLimit && out_plane() < kLimit;
+  }
   // Once the other members of dimension d are there.
   void prepare(int d) {
     by_stride[d] = FastDiv(window[d].stride);
@@ -51,8 +72,7 @@ struct PoolShape {
   }
 
  private:
-  FastDiv by_stride[kMaxSpatial], by_dilation[kMaxSpatial], by_in[kMaxSpatial],
-      by_out[kMaxSpatial];
+  FastDiv by_stride[kMaxSpatial], by_dilation[kMaxSpatial], by_in[kMaxSpatial], by_out[kMaxSpatial];
 };
 
 // What a window's sum is divided by.
@@ -60,14 +80,15 @@ struct PoolDivisor {
   bool count_include_pad = true;
   int64_t fixed = 0;  // 0: count the taps
 
-  DLK_HD int64_t count(const PoolShape& s, int d, int64_t o) const {
-    if (!count_include_pad || s.adaptive[d]) {
-      const Range taps = s.taps_inside(d, o);
-      return taps.end - taps.begin;
-    }
-    const Window& w = s.window[d];
-    const int64_t left = s.in[d] + w.pad_end - w.start(o);  // with ceil_mode a window may reach further
-    return left < w.kernel ? left : w.kernel;
+  template <class I>
+  DLK_HD I count(const PoolShape& s, int d, I o) const {
+    const I n = static_cast<I>(s.in[d]), kernel = static_cast<I>(s.window[d].kernel);
+    if (s.adaptive[d]) return s.taps_inside(d, o).end;
+    const I first = s.window[d].start_as(o);
+    // With ceil_mode a window may reach past the padding.
+    const I limit = count_include_pad ? n + static_cast<I>(s.window[d].pad_end) : n;
+    const I end = first + kernel < limit ? first + kernel : limit;
+    return end - (count_include_pad || first > 0 ? first : 0);
   }
   // The divisor of all windows; 0 where they differ.
   int64_t uniform(const PoolShape& s) const {
@@ -75,16 +96,23 @@ struct PoolDivisor {
     int64_t product = 1;
     for (int d = 0; d < kMaxSpatial; ++d) {
       const int64_t kernel = s.window[d].kernel;  // windows that are cut are the outermost ones
-      if (s.adaptive[d] || count(s, d, 0) != kernel || count(s, d, s.out[d] - 1) != kernel) return 0;
+      if (s.adaptive[d] || count(s, d, int64_t{0}) != kernel ||
+          count(s, d, s.out[d] - 1) != kernel) {
+        return 0;
+      }
       product *= kernel;
     }
     return product;
   }
   // The divisor of window (d, h, w) is rows(d, h) * columns(w).
-  DLK_HD int64_t rows(const PoolShape& s, int64_t d, int64_t h) const {
-    return fixed ? fixed : count(s, 0, d) * count(s, 1, h);
+  template <class I>
+  DLK_HD I rows(const PoolShape& s, I d, I h) const {
+    return fixed ? static_cast<I>(fixed) : count(s, 0, d) * count(s, 1, h);
   }
-  DLK_HD int64_t columns(const PoolShape& s, int64_t w) const { return fixed ? 1 : count(s, 2, w); }
+  template <class I>
+  DLK_HD I columns(const PoolShape& s, I w) const {
+    return fixed ? 1 : count(s, 2, w);
+  }
 };
 
 // Powers of Lp pooling.

@@ -160,6 +160,18 @@ __device__ __forceinline__ void mma_m8n8k4_f64(double& c0, double& c1, double a,
 
 // ---- Arithmetic -----------------------------------------------------------------------------
 
+// The larger and the smaller number, or NaN where one is NaN.
+__device__ __forceinline__ float max_nan(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ __forceinline__ float min_nan(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
 // A float32 rounded to the nearest tf32, ties away from zero.
 __device__ __forceinline__ uint32_t round_to_tf32(uint32_t float_bits) {
   uint32_t rounded;

@@ -2,6 +2,9 @@
 #pragma once
 
 #include "cuda/prims/gpu.h"
+#if defined(__CUDACC__)
+#include "cuda/prims/ptx.cuh"
+#endif
 
 namespace dlkern::gpu {
 
@@ -15,12 +18,18 @@ struct Sum {
 struct Max {
   template <class T>
   __device__ T operator()(T a, T b) const {
+#if defined(__CUDA_ARCH__)
+    if constexpr (std::is_same_v<T, float>) return max_nan(a, b);
+#endif
     return a > b || a != a ? a : b;
   }
 };
 struct Min {
   template <class T>
   __device__ T operator()(T a, T b) const {
+#if defined(__CUDA_ARCH__)
+    if constexpr (std::is_same_v<T, float>) return min_nan(a, b);
+#endif
     return a < b || a != a ? a : b;
   }
 };
