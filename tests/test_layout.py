@@ -52,8 +52,8 @@ def test_all_permutations(backend, rng, shape):
 TRANSPOSED = {
     "whole tiles": (2, 256, 256),
     "parts of tiles": (2, 80, 144),
-    "x in single items": (2, 144, 275),
-    "y in single items": (2, 331, 160),
+    "x in single items": (2, 304, 275),
+    "y in single items": (2, 331, 304),
     "both in single items": (2, 267, 301),
     "3 planes to pixels": (2, 3, 1104),
     "pixels to 3 planes": (2, 1104, 3),

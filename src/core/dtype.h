@@ -71,4 +71,19 @@ decltype(auto) dispatch_index(DType dtype, F&& f) {
   }
 }
 
+// f.template operator()<T>() with an integer type of a dtype's size.
+template <class F>
+void dispatch_item_size(DType dtype, F&& f) {
+  switch (dtype_size(dtype)) {
+    case 1:
+      return f.template operator()<uint8_t>();
+    case 2:
+      return f.template operator()<uint16_t>();
+    case 4:
+      return f.template operator()<uint32_t>();
+    default:
+      return f.template operator()<uint64_t>();
+  }
+}
+
 }  // namespace dlkern

@@ -12,18 +12,34 @@ struct PhiloxWords {
   uint32_t v[4];
 };
 
+// The product's upper and lower words.
+DLK_HD constexpr void multiply_wide(uint32_t a, uint32_t b, uint32_t& high, uint32_t& low) {
+#if defined(__CUDA_ARCH__)
+  if (!__builtin_is_constant_evaluated()) {
+    asm("{ .reg .b64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
+        : "=r"(low), "=r"(high)
+        : "r"(a), "r"(b));
+    return;
+  }
+#endif
+  const uint64_t product = uint64_t{a} * b;
+  high = static_cast<uint32_t>(product >> 32);
+  low = static_cast<uint32_t>(product);
+}
+
 DLK_HD constexpr PhiloxWords philox(uint64_t counter_low, uint64_t counter_high, uint64_t key) {
   uint32_t c0 = static_cast<uint32_t>(counter_low), c1 = static_cast<uint32_t>(counter_low >> 32);
   uint32_t c2 = static_cast<uint32_t>(counter_high);
   uint32_t c3 = static_cast<uint32_t>(counter_high >> 32);
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53u} * c0;
-    const uint64_t product1 = uint64_t{0xCD9E8D57u} * c2;
-    c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(product1);
-    c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(product0);
+    uint32_t high0 = 0, low0 = 0, high1 = 0, low1 = 0;
+    multiply_wide(0xD2511F53u, c0, high0, low0);
+    multiply_wide(0xCD9E8D57u, c2, high1, low1);
+    c0 = high1 ^ c1 ^ k0;
+    c1 = low1;
+    c2 = high0 ^ c3 ^ k1;
+    c3 = low0;
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }

@@ -38,24 +38,23 @@ struct Mask {
   __device__ __forceinline__ void apply(Pack<Acc, W>& v, int64_t i) const {
     const int first = W == kDropoutBlock ? 0 : static_cast<int>(i % kDropoutBlock);
     const PhiloxWords words = dropout_words(i, false, seed, offset);
-    bool keep[W], tie = false;
+    int half[W];
+    bool tie = false;
 #pragma unroll
     for (int k = 0; k < W; ++k) {
-      const int half = half_of(words, first + k);
-      keep[k] = half >= rule.upper;
-      tie = tie || half == rule.upper;
+      half[k] = half_of(words, first + k);
+      tie = tie || half[k] == rule.upper;
     }
     if (tie && rule.lower != 0) {
       const PhiloxWords lower = dropout_words(i, true, seed, offset);
 #pragma unroll
       for (int k = 0; k < W; ++k) {
-        if (half_of(words, first + k) == rule.upper) {
-          keep[k] = half_of(lower, first + k) >= rule.lower;
-        }
+        // One that is not kept after all is made less than the others.
+        if (half[k] == rule.upper && half_of(lower, first + k) < rule.lower) half[k] = -1;
       }
     }
 #pragma unroll
-    for (int k = 0; k < W; ++k) v[k] = keep[k] ? v[k] * rule.scale : Acc(0);
+    for (int k = 0; k < W; ++k) v[k] = half[k] >= rule.upper ? v[k] * rule.scale : Acc(0);
   }
 };
 

@@ -93,7 +93,7 @@ template <class W>
 constexpr int kPacks = sizeof(W) == 8 ? 2 : 4;  // of a thread
 
 template <class W>
-__global__ void __launch_bounds__(kThreads, 2) cast_packs_kernel(Sides s, int64_t packs) {
+__global__ void __launch_bounds__(kThreads, 3) cast_packs_kernel(Sides s, int64_t packs) {
   const int64_t first = int64_t{blockIdx.x} * kThreads * kPacks<W> + threadIdx.x;
   W v[kPacks<W>][kWidth];
   dispatch_wide<W>(s.from, [&]<class T>() {

@@ -144,8 +144,15 @@ struct Tile {
   }
 };
 
+// Blocks of a multiprocessor, at least: as many as registers allow without spills.
+template <class T>
+constexpr int tiles_blocks(bool wide) {
+  return !wide ? 4 : sizeof(T) > 1 ? 6 : 5;
+}
+
 template <class T, bool kWideX, bool kWideY>
-__global__ void __launch_bounds__(kThreads, 4) tiles_kernel(const T* x, T* y, Transposition t) {
+__global__ void __launch_bounds__(kThreads, tiles_blocks<T>(kWideX&& kWideY))
+    tiles_kernel(const T* x, T* y, Transposition t) {
   constexpr int kColumns = Tile<T>::kColumns;
   __shared__ __align__(kChunk) char memory[Tile<T>::kBytes];
   const int64_t down = ceil_div(t.rows, kTileRows), across = ceil_div(t.columns, kColumns);
@@ -305,7 +312,8 @@ struct PlanesOfBlock {
 };
 
 template <class T, bool kWide, bool kGathers>
-__global__ void __launch_bounds__(kThreads, 3) planes_kernel(const T* x, T* y, Planes p) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) > 1 ? 3 : 2)
+    planes_kernel(const T* x, T* y, Planes p) {
   extern __shared__ __align__(kChunk) char memory[];
   using Access = Vec<T, kWide ? kPerChunk<T> : 1>;
   const int64_t runs = ceil_div(p.length, p.run());
@@ -342,10 +350,12 @@ Planes planes_of(const Transposition& t, int item_bytes) {
   } else {
     return p;
   }
-  constexpr int64_t kBytes = 16384;  // of a block, if the planes are not too many for it
+  // A block has 16 KB if the planes are not too many for it, and where blocks are not too few.
+  constexpr int64_t kBytes = 16384;
+  const int64_t enough = 4 * multiprocessor_count();
   p.count = FastDiv(count);
   while (p.run() * item_bytes < kPitch ||
-         (2 * p.run() * count * item_bytes <= kBytes && p.run() < p.length)) {
+         (2 * p.run() * count * item_bytes <= kBytes && p.blocks() / 2 >= enough)) {
     ++p.run_bits;
   }
   return p;

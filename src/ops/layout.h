@@ -59,21 +59,6 @@ inline int fastest_axis(const StridedIndex<2>& index) {
   return fast;
 }
 
-// f.template operator()<T>() with an integer type of a dtype's size.
-template <class F>
-void dispatch_item_size(DType dtype, F&& f) {
-  switch (dtype_size(dtype)) {
-    case 1:
-      return f.template operator()<uint8_t>();
-    case 2:
-      return f.template operator()<uint16_t>();
-    case 4:
-      return f.template operator()<uint32_t>();
-    default:
-      return f.template operator()<uint64_t>();
-  }
-}
-
 template <>
 ImplList<Copy> cpu_impls<Copy>();
 template <>
