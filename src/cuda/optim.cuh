@@ -86,6 +86,7 @@ struct StepTypes {
   // Elements of the widest type in 16 bytes.
   static constexpr int kWidth = 16 / std::max({kBytesOf<P>, kBytesOf<G>, kBytesOf<S>});
   static constexpr int kUnroll = kWidth == 8 ? 1 : 2;
+  static constexpr int kBlocks = kWidth == 2 ? 2 : 4;  // of a multiprocessor, at least
 };
 
 inline constexpr int kStepThreads = 256;
@@ -192,8 +193,8 @@ __device__ __forceinline__ void step_packs(const StepArrays<Types, Rule::kStates
 }
 
 template <class Types, class Rule>
-__global__ void __launch_bounds__(kStepThreads, std::is_same_v<typename Types::P, double> ? 2 : 4)
-    step_kernel(const __grid_constant__ TensorTable<StepArrays<Types, Rule::kStates>::kCount> table,
+__global__ void __launch_bounds__(kStepThreads, Types::kBlocks)
+    step_kernel(const DLK_GRID_CONSTANT TensorTable<StepArrays<Types, Rule::kStates>::kCount> table,
                 Rule rule, StepScalars scalars, bool is_half) {
   using Acc = typename Types::Acc;
   constexpr int W = Types::kWidth;

@@ -56,12 +56,12 @@ __device__ __forceinline__ void for_elements(const T* data, int64_t begin, int64
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    squares_kernel(const __grid_constant__ TensorTable<1> table, double* partial) {
+    squares_kernel(const DLK_GRID_CONSTANT TensorTable<1> table, double* partial) {
   using Acc = Accumulator<T>;
   const Chunk chunk = table.find(blockIdx.x);
   // A lane for each element of a pack: which one an element adds to depends on its place only.
   Acc sum[kWidth<T>] = {};
-  for_elements(table.at<const T>(chunk, 0), chunk.begin, chunk.end, [&](auto pack, int64_t at) {
+  for_elements(table.at<const T>(chunk, 0), chunk.begin, chunk.end, [&](auto pack, int64_t) {
     constexpr int W = sizeof(pack) / sizeof(T);
 #pragma unroll
     for (int w = 0; w < W; ++w) {
@@ -174,7 +174,7 @@ __device__ __forceinline__ Acc scaled(Acc v, Acc scale, bool& bad) {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    scale_kernel(const __grid_constant__ TensorTable<1> table, Scalar scale_, Scalar found_inf) {
+    scale_kernel(const DLK_GRID_CONSTANT TensorTable<1> table, Scalar scale_, Scalar found_inf) {
   using Acc = Accumulator<T>;
   const Acc scale = scale_.real<Acc>();
   const Chunk chunk = table.find(blockIdx.x);

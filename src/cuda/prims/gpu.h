@@ -26,6 +26,7 @@ using Stream = hipStream_t;
 using ErrorCode = hipError_t;
 inline constexpr ErrorCode kSuccess = hipSuccess;
 #define DLK_GPU(name) hip##name
+#define DLK_GRID_CONSTANT
 
 #else
 
@@ -33,6 +34,8 @@ using Stream = cudaStream_t;
 using ErrorCode = cudaError_t;
 inline constexpr ErrorCode kSuccess = cudaSuccess;
 #define DLK_GPU(name) cuda##name
+// Of a kernel's parameter that is read where it lies and never copied.
+#define DLK_GRID_CONSTANT __grid_constant__
 
 #endif
 

@@ -10,7 +10,7 @@
 //     for (...) launcher.add({x, y}, numel);
 //     launcher.flush();
 //
-//     __global__ void my_kernel(const __grid_constant__ TensorTable<2> table) {
+//     __global__ void my_kernel(const DLK_GRID_CONSTANT TensorTable<2> table) {
 //       const Chunk chunk = table.find(blockIdx.x);
 //       const float* x = table.at<float>(chunk, 0); ...
 #pragma once
