@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 import dlkern
-from benchmarks.harness import Case, compiled, main
+
+from .harness import Case, compiled, main
 
 SHAPES = {
     "cuda": [("bfloat16", (2**28,)), ("float32", (2**27,)), ("float16", (2**28,)),

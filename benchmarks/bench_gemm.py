@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import dlkern
-from benchmarks.harness import Case, Run, compiled, main
+
+from .harness import Case, Run, compiled, main
 
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32,

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 import dlkern
-from benchmarks.harness import Case, compiled, main
+
+from .harness import Case, compiled, main
 
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 

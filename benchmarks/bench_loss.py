@@ -9,7 +9,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import dlkern
-from benchmarks.harness import Case, compiled, main
+
+from .harness import Case, compiled, main
 
 # Rows and classes.
 TABLE = {

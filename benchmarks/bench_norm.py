@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 import dlkern
-from benchmarks.harness import Case, compiled, main
+
+from .harness import Case, compiled, main
 
 TABLE = {
     "cuda": {

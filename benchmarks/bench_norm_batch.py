@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional
 
 import dlkern
-from benchmarks.harness import Case, compiled, main
+
+from .harness import Case, compiled, main
 
 # (op, shape as N, C, spatial..., dtype, layout, what else is fused): group "table" first.
 BIG = (64, 256, 56, 56)

@@ -14,20 +14,21 @@ from typing import Any
 import torch
 
 import dlkern
-from benchmarks.harness import Case, Run, compiled, main
+
+from .harness import Case, Run, compiled, main
 
 Tensors = list[torch.Tensor]
 
 # Parameters of models, as their shapes.
 RESNET50 = [(64, 3, 7, 7), (64,), (64,)] + [
     shape
-    for blocks, wide, middle in ((3, 256, 64), (4, 512, 128), (6, 1024, 256), (3, 2048, 512))
+    for blocks, before, middle in ((3, 64, 64), (4, 256, 128), (6, 512, 256), (3, 1024, 512))
     for block in range(blocks)
     for shape in (
-        (middle, wide if block else max(wide // 2, 64), 1, 1), (middle,), (middle,),
+        (middle, 4 * middle if block else before, 1, 1), (middle,), (middle,),
         (middle, middle, 3, 3), (middle,), (middle,),
-        (wide, middle, 1, 1), (wide,), (wide,),
-        *(((wide, max(wide // 2, 64), 1, 1), (wide,), (wide,)) if block == 0 else ()),
+        (4 * middle, middle, 1, 1), (4 * middle,), (4 * middle,),
+        *(((4 * middle, before, 1, 1), (4 * middle,), (4 * middle,)) if block == 0 else ()),
     )
 ] + [(1000, 2048), (1000,)]  # fmt: skip
 GPT_BLOCK = [(1024,), (1024,), (3072, 1024), (3072,), (1024, 1024), (1024,),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 import dlkern
-from benchmarks.harness import Case, compiled, main
+
+from .harness import Case, compiled, main
 
 # Each op with its rival in torch.
 OPS: dict[str, tuple[Callable, Callable]] = {

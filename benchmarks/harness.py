@@ -22,6 +22,9 @@ at ``peak_tflops``, if that is longer) over the time taken; ``x best rival`` is 
 time over ours, of which the geometric mean over each group of cases comes last. Kernels use their
 own choices, not those that `dlkern.autotune` has remembered. Results go to
 ``benchmarks/results/<gpu or cpu>/<family>.json``; what was there before is shown as ``x before``.
+
+A wheel holds these files as ``dlkern.benchmarks``, for the command ``dlkern bench``: they import
+each other by ``from .harness import``.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ import numpy as np
 import torch
 
 import dlkern
-from benchmarks.machine import device_name, metadata
+
+from . import roofline
+from .machine import device_name, metadata
 
 RESULTS = Path(__file__).parent / "results"
 # Beyond every cache: the L2 of a GPU, the last level of a CPU.
@@ -167,6 +172,26 @@ def compiled(function: Callable[..., Any], *args: Any) -> dict[str, Run]:
     return {"torch.compile": lambda: run(*args)}
 
 
+def cupy_rival(function: Callable[..., Any], *tensors: torch.Tensor) -> dict[str, Run]:
+    """CuPy's op as a rival on the same memory, where CuPy is present and has the dtype.
+
+    `function` receives the module and the arrays, and returns an array.
+    """
+    known = all(t.is_cuda and t.dtype != torch.bfloat16 for t in tensors)
+    if not (known and importlib.util.find_spec("cupy")):
+        return {}
+    import cupy
+
+    arrays = [cupy.from_dlpack(t) for t in tensors]
+    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+
+    def run():
+        with stream:
+            return torch.from_dlpack(function(cupy, *arrays))
+
+    return {"cupy": run}
+
+
 def without_broken_rivals(case: Case) -> Case:
     """A rival that this machine cannot run is told of and left out."""
     contenders = {}
@@ -285,7 +310,85 @@ def load_before(path: Path) -> dict[tuple, float]:
     return {(row["case"], row["contender"]): row["us"] for row in rows}
 
 
-def main(family: str, cases: Callable[[str, bool], Iterator[Case]]) -> None:
+Cases = Callable[[str, bool], Iterator[Case]]
+
+
+@dataclass
+class Options:
+    """What and how to measure.
+
+    Parameters
+    ----------
+    device : str, optional
+        "cpu" or "cuda"; default: "cuda" where there is one.
+    quick : bool
+        Fewer cases, less time for each.
+    only : str, optional
+        Cases whose name has it; no results are written.
+    out : path
+        Folder of the results.
+    rivals : bool
+        Time others than dlkern.
+    plot : path, optional
+        A picture to draw of the results.
+    say : callable
+        Receives what is to be read, line by line.
+    begin : callable
+        Receives the name of each case that is about to be measured.
+    """
+
+    device: str | None = None
+    quick: bool = False
+    only: str | None = None
+    out: Path = RESULTS
+    rivals: bool = True
+    plot: Path | None = None
+    say: Callable[[str], None] = lambda line: print(line, flush=True)
+    begin: Callable[[str], None] = lambda name: None
+
+
+def without_rivals(case: Case) -> Case:
+    return dataclasses.replace(case, contenders={"dlkern": case.contenders["dlkern"]})
+
+
+def measure(family: str, cases: Cases, options: Options) -> dict[str, Any]:
+    """Check and time a family's cases, tell of them, write results and picture; the results."""
+    os.environ["DLKERN_CACHE"] = os.devnull
+    device = options.device or ("cuda" if torch.cuda.is_available() and dlkern.devices() else "cpu")
+    if device == "cpu":
+        torch.set_num_threads(dlkern.get_num_threads())
+    before = load_before(RESULTS / device_name(device) / f"{family}.json")
+    timer = Timer(device, budget_s=0.2 if options.quick else 1.0)
+    copy_bps = copy_bandwidth(timer)
+    meta = metadata(device) | {"copy_tbs": float(f"{copy_bps / 1e12:.5g}"), "quick": options.quick}
+    options.say(f"# {family} on {meta['gpu']}: copy {meta['copy_tbs']} TB/s\n{HEADER}")
+
+    groups: dict[str, list[list[dict[str, Any]]]] = {}
+    peaks = set()
+    for case in cases(device, options.quick):
+        if options.only and options.only not in case.name:
+            continue
+        options.begin(case.name)
+        new = rows_of(case if options.rivals else without_rivals(case), timer)
+        options.say(lines_of(new, case, copy_bps, before))
+        groups.setdefault(case.group, []).append(new)
+        peaks |= {case.peak_tflops} - {None}
+    if options.rivals:
+        options.say(summary(groups))
+    rows = [row for cases_of in groups.values() for case_rows in cases_of for row in case_rows]
+    results = {"meta": meta | {"peak_tflops": sorted(peaks)}, "rows": rows}
+    if not options.only:
+        path = options.out / device_name(device) / f"{family}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(results_json(**results))
+        options.say(f"# wrote {path}")
+    if options.plot and rows:
+        roofline.draw(results, options.plot, family)
+        options.say(f"# wrote {options.plot}")
+    return results
+
+
+def main(family: str, cases: Cases) -> None:
     """The command line of a bench file."""
     parser = argparse.ArgumentParser(description=f"Benchmarks of {family} against its rivals.")
     parser.add_argument(
@@ -293,35 +396,11 @@ def main(family: str, cases: Callable[[str, bool], Iterator[Case]]) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="fewer cases, less time for each")
     parser.add_argument("--only", metavar="TEXT", help="cases whose name has it; writes no results")
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {RESULTS}")
-    options = parser.parse_args()
-    os.environ["DLKERN_CACHE"] = os.devnull
-    device = options.device or ("cuda" if torch.cuda.is_available() and dlkern.devices() else "cpu")
-    if device == "cpu":
-        torch.set_num_threads(dlkern.get_num_threads())
-
-    committed = RESULTS / device_name(device) / f"{family}.json"
-    path = (options.out or RESULTS) / device_name(device) / f"{family}.json"
-    before = load_before(committed)
-    timer = Timer(device, budget_s=0.2 if options.quick else 1.0)
-    copy_bps = copy_bandwidth(timer)
-    meta = metadata(device) | {"copy_tbs": round(copy_bps / 1e12, 4), "quick": options.quick}
-    print(f"# {family} on {meta['gpu']}: copy {meta['copy_tbs']} TB/s\n{HEADER}")
-
-    groups: dict[str, list[list[dict[str, Any]]]] = {}
-    for case in cases(device, options.quick):
-        if options.only and options.only not in case.name:
-            continue
-        new = rows_of(case, timer)
-        print(lines_of(new, case, copy_bps, before), flush=True)
-        groups.setdefault(case.group, []).append(new)
-    print(summary(groups))
-    if options.only:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [row for cases_of in groups.values() for case_rows in cases_of for row in case_rows]
-    path.write_text(results_json(meta, rows))
-    print(f"# wrote {path}")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", default=RESULTS, help="default: %(default)s"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the results")
+    measure(family, cases, Options(**vars(parser.parse_args())))
 
 
 def results_json(meta: dict[str, Any], rows: list[dict[str, Any]]) -> str:

@@ -72,7 +72,12 @@ def _int(text: str) -> int | None:
 
 
 def _commit() -> str:
-    """The commit measured: DLKERN_COMMIT where there is no repository (a source archive)."""
+    """The commit measured: DLKERN_COMMIT where there is no repository (a source archive).
+
+    Of an installed package it is the version.
+    """
+    if __name__.startswith("dlkern."):  # around it may be somebody else's repository
+        return dlkern.__version__
     commit = _run("git", "rev-parse", "--short=12", "HEAD")
     if not commit:
         return os.environ.get("DLKERN_COMMIT", "unknown")

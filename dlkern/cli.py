@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,6 +25,17 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     demo.add_argument("--checkpoint-dir", default="demo-checkpoints", metavar="DIR")
     demo.add_argument("--seed", type=int, default=0)
+
+    bench = commands.add_parser("bench", help="time the ops on this machine")
+    bench.add_argument(
+        "family", nargs="*", help="such as softmax or optim; default: all (takes minutes)"
+    )
+    bench.add_argument("--rivals", action="store_true", help="time PyTorch's and CuPy's ops beside")
+    bench.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the results")
+    bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    bench.add_argument("--quick", action="store_true", help="fewer cases, less time for each")
+    bench.add_argument("--only", metavar="TEXT", help="cases whose name has it; writes no results")
+    bench.add_argument("--out", type=Path, metavar="DIR", default="bench-results")
     return top
 
 
@@ -42,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(info.as_json() if options.json else info.as_text())
         return 0
+    if options.command == "bench":
+        from dlkern import bench
+
+        return bench.run(options)
     from dlkern.demo import run
 
     return run(options)

@@ -1,13 +1,17 @@
 """The benchmark harness: wrong results are not timed, and results have the agreed form."""
 
 import json
+import struct
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import bench_gemm, harness  # noqa: E402
+from benchmarks import bench_gemm, bench_optim, harness, roofline  # noqa: E402
+from dlkern import bench, cli  # noqa: E402
 
 
 @pytest.fixture
@@ -170,3 +174,118 @@ def test_gemm_scaled_and_grouped(make):
 def test_gemm_sweep_is_as_wide_as_it_says():
     shapes = [*bench_gemm.SWEEP, *bench_gemm.BATCHED, *bench_gemm.GROUPED]
     assert len(shapes) == len(set(shapes)) == 40
+
+
+# ---- bench_optim: a step over lists is right, whoever makes it -----------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda s: bench_optim.adamw("", s, "cpu", foreach=True),
+        lambda s: bench_optim.adamw("", s, "cpu", dtypes=(torch.bfloat16,) * 3),
+        lambda s: bench_optim.adamw("", s, "cpu", copy=torch.bfloat16),
+        lambda s: bench_optim.sgd("", s, "cpu"),
+        lambda s: bench_optim.lion("", s, "cpu"),
+        lambda s: bench_optim.norm("", s, "cpu"),
+        lambda s: bench_optim.unscale("", s, "cpu"),
+    ],
+)
+@pytest.mark.parametrize("shapes", [[(50,)], [(3,), (4, 20)]], ids=str)
+def test_optim(make, shapes):
+    case = make(shapes)
+    for run in case.contenders.values():  # as the harness tries them before it checks
+        run()
+    assert all(error < 1e-2 for error in harness.check(case).values())
+
+
+def test_optim_resnet_has_its_parameters():
+    sizes = [torch.Size(shape).numel() for shape in bench_optim.RESNET50]
+    assert (len(sizes), sum(sizes)) == (161, 25_557_032)
+
+
+# ---- Pictures, and the command -------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def results_of(*rows):
+    keys = ("case", "contender", "us", "bytes", "flops")
+    return {
+        "meta": {"gpu": "x", "commit": "y", "date": "z", "copy_tbs": 2.0, "peak_tflops": [50.0]},
+        "rows": [dict(zip(keys, row, strict=True)) for row in rows],
+    }
+
+
+ROWS = [
+    ("a", "dlkern", 1.0, 10**6, 0),
+    ("a", "torch", 2.0, 10**6, 0),
+    ("b", "dlkern", 4.0, 2 * 10**6, 10**8),
+    ("c", "dlkern", 4.0, 0, 0),  # nothing is known of it
+]
+
+
+def test_dots_of_a_picture():
+    found = roofline.dots(results_of(*ROWS))
+    assert [(d.number, d.contender, d.has_flops) for d in found] == [
+        (1, "dlkern", False), (1, "torch", False), (2, "dlkern", True),
+    ]  # fmt: skip
+    np_close = pytest.approx
+    assert [(d.x, d.y) for d in found] == [
+        (1e6, np_close(1e12)), (1e6, np_close(5e11)), (50, np_close(2.5e13)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [ROWS[:2], ROWS[2:3], ROWS], ids=["memory", "flops", "both"])
+def test_a_picture_is_a_png(tmp_path, rows):
+    pytest.importorskip("matplotlib")
+    roofline.draw(results_of(*rows), tmp_path / "a.png", "title")
+    data = (tmp_path / "a.png").read_bytes()
+    width, height = struct.unpack(">II", data[16:24])
+    assert data.startswith(b"\x89PNG\r\n") and width > 600 and height > 400
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.stem)
+def test_the_files_work_inside_another_package(path):
+    """In a wheel they are dlkern.benchmarks."""
+    assert "from benchmarks" not in path.read_text()
+
+
+def test_every_family_can_be_asked_for():
+    known = bench.families("benchmarks")
+    assert {"softmax", "gemm", "optim"} <= set(known)
+    for family in known:
+        assert "\ndef cases(device" in (ROOT / f"benchmarks/bench_{family}.py").read_text(), family
+
+
+@pytest.mark.parametrize("rivals", [False, True])
+def test_bench_command(small, monkeypatch, capsys, rivals):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(bench_optim, "cases", cases(0.0))
+    monkeypatch.setattr(bench, "_package", lambda: "benchmarks")
+    arguments = ["bench", "optim", "--device", "cpu", "--quick", "--out", str(small)]
+    arguments += ["--plot", str(small / "roof.png")] + ["--rivals"] * rivals
+    assert cli.main(arguments) == 0
+    (path,) = small.glob("*/optim.json")
+    contenders = [row["contender"] for row in json.loads(path.read_text())["rows"]]
+    assert contenders == ["dlkern", "torch"][: 1 + rivals]
+    assert (small / "roof.png").read_bytes().startswith(b"\x89PNG")
+    assert "tanh 1000 | dlkern | " in capsys.readouterr().out
+
+
+def test_bench_command_names_the_families(capsys):
+    assert cli.main(["bench", "nonsense"]) == 2
+    assert "no family nonsense; there are" in capsys.readouterr().out
+
+
+def test_bench_command_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["bench", "softmax", "--plot", "a.png"]) == 1
+    assert "needs torch and matplotlib: pip install 'dlkern[bench]'" in capsys.readouterr().out
+
+
+def test_the_command_line_needs_no_torch():
+    code = (
+        "import sys; from dlkern import bench, cli; cli.parser(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
