@@ -8,7 +8,7 @@ import torch
 
 import dlkern
 
-from .harness import Case, compiled, main
+from .harness import Case, compiled, cupy_rival, main
 
 TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
@@ -57,6 +57,7 @@ def permute_case(shape, axes, dtype, device, group) -> Case:
             "dlkern": lambda: dlkern.permute(x, axes, out=y),
             "torch": lambda: y.copy_(x.permute(axes)),
             **(compiled(lambda x: x.permute(axes).contiguous(), x) if is_table else {}),
+            **cupy_rival(lambda cupy, v: cupy.ascontiguousarray(v.transpose(axes)), x),
         },
         reference=lambda: x.permute(axes).double(),
         bytes=2 * x.nbytes,

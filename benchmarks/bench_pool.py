@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 import dlkern
-from benchmarks.harness import Case, compiled, main
+
+from .harness import Case, compiled, main
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 
 import dlkern
 
-from .harness import Case, compiled, main
+from .harness import Case, compiled, cupy_rival, main
 
 # Each op with its rival in torch.
 OPS: dict[str, tuple[Callable, Callable]] = {
@@ -83,6 +83,8 @@ def case_of(op: str, x: torch.Tensor, axis, label: str, group: str, compile_it: 
     }
     if compile_it:
         contenders |= compiled(lambda v: theirs(v, axis), x)
+    if op != "norm":
+        contenders |= cupy_rival(lambda cupy, v: getattr(cupy, op)(v, axis), x)
 
     def reference():
         return theirs(x, axis).double() if op == "argmax" else theirs(x.double(), axis)

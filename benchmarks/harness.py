@@ -173,11 +173,12 @@ def compiled(function: Callable[..., Any], *args: Any) -> dict[str, Run]:
 
 
 def cupy_rival(function: Callable[..., Any], *tensors: torch.Tensor) -> dict[str, Run]:
-    """CuPy's op as a rival on the same memory, where CuPy is present and has the dtype.
+    """CuPy's op as a rival on the same memory, where CuPy is present and knows the dtype.
 
     `function` receives the module and the arrays, and returns an array.
     """
-    known = all(t.is_cuda and t.dtype != torch.bfloat16 for t in tensors)
+    floats = (torch.float16, torch.float32, torch.float64)
+    known = all(t.is_cuda and t.dtype in floats for t in tensors)
     if not (known and importlib.util.find_spec("cupy")):
         return {}
     import cupy
