@@ -68,6 +68,11 @@ def formula(dy, x, weight, mean, rstd):
     return (dx, dweight) if mean is None else (dx, dweight, dy.sum(0).to(weight.dtype))
 
 
+def residual_forward(x, residual, weight):
+    total = x + residual
+    return rms_forward(total, weight), total
+
+
 def double(*args):
     return [None if a is None else a.double() for a in args]
 
@@ -118,6 +123,28 @@ def cases_of(x, group: str) -> Iterator[Case]:
         )
 
 
+def residual_case(x) -> Case:
+    """rms_norm of a sum, which is written, too."""
+    residual, y, total = torch.randn_like(x), torch.empty_like(x), torch.empty_like(x)
+    args = x, residual, torch.rand_like(x[0]) + 0.5
+    name = f"{x.shape[0]}x{x.shape[1]} {str(x.dtype).removeprefix('torch.')}"
+    return Case(
+        f"rmsnorm + residual {name} fwd",
+        {
+            "dlkern": lambda: dlkern.rms_norm(
+                x, args[2], residual=residual, out=y, out_residual=total
+            ),
+            "torch": partial(residual_forward, *args),
+            **compiled(residual_forward, *args),
+        },
+        reference=lambda: rms_forward((x + residual).double(), args[2].double()),
+        tolerance=torch.finfo(x.dtype).eps * (64 if x.itemsize >= 4 else 2),
+        bytes=4 * x.nbytes,
+        group="more",
+        part=lambda results: results[0],
+    )
+
+
 def cases(device: str, quick: bool) -> Iterator[Case]:
     for group, shapes_of in (("table", TABLE), ("more", MORE)):
         for name, shapes in shapes_of[device].items():
@@ -125,6 +152,8 @@ def cases(device: str, quick: bool) -> Iterator[Case]:
                 yield from cases_of(
                     torch.randn(shape, device=device).to(getattr(torch, name)), group
                 )
+    for name, shapes in TABLE[device].items():
+        yield residual_case(torch.randn(shapes[0], device=device).to(getattr(torch, name)))
 
 
 if __name__ == "__main__":

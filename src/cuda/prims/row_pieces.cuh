@@ -176,21 +176,21 @@ struct RowPieces {
     }
     piece[i].forget();
   }
-  // The sum of f(element, its number k) over this thread's elements of a row of n.
+  // The sum of f(k) over this thread's elements, by number, of a row of n.
   template <bool kBlocks, class F>
-  __device__ __forceinline__ Accumulator<T> sum(const RowTeam<kBlocks>& team, int n, F&& f) const {
+  static __device__ __forceinline__ Accumulator<T> sum(const RowTeam<kBlocks>& team, int n, F&& f) {
     Accumulator<T> total = 0;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int first = place(team, i * kPiece<T>);
       Accumulator<T> part = 0;
 #pragma unroll
-      for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) part += f(get(k), k);
+      for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) part += f(k);
       if (n % kPiece<T> != 0 && first + kPiece<T> > n) {
         part = 0;
 #pragma unroll
         for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) {
-          if (place(team, k) < n) part += f(get(k), k);
+          if (place(team, k) < n) part += f(k);
         }
       }
       total += first < n ? part : 0;
@@ -204,32 +204,41 @@ struct RowPieces {
   }
 
   // Elements behind the row's end are `fill`. All loads are on their way before the first is waited
-  // for.
-  template <bool kBlocks>
+  // for. kAny: false where all rows are known to be of whole pieces at multiples of 16 bytes.
+  template <bool kAny = true, bool kBlocks>
   __device__ __forceinline__ void load(const T* row, int n, RowTeam<kBlocks> team, int align,
                                        T fill) {
 #pragma unroll
     for (int k = 0; k < kElements; ++k) set(k, fill);
-    if (align == 16 && n % kPiece<T> == 0) {
+    if (!kAny || (align == 16 && n % kPiece<T> == 0)) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int first = place(team, i * kPiece<T>);
         load_words(first < n, row + first, piece[i].word);
       }
     } else {
-      load_shifted(row, n, team);
+      if constexpr (kAny) load_shifted(row, n, team);
     }
   }
-  template <bool kBlocks>
+  template <bool kAny = true, bool kBlocks>
   __device__ __forceinline__ void store(T* row, int n, RowTeam<kBlocks> team, int align) const {
-    if (align == 16) {
+    if (!kAny || align == 16) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int first = place(team, i * kPiece<T>);
         if (first + kPiece<T> <= n) store_words(row + first, piece[i].word);
       }
-      if (n % kPiece<T> == 0) return;
+      if (!kAny || n % kPiece<T> == 0) return;
     }
+    if constexpr (kAny) store_any(row, n, team, align);
+  }
+
+ private:
+  static constexpr int kSize = sizeof(T);
+
+  // Pieces that are not stored by an aligned access of their own.
+  template <bool kBlocks>
+  __device__ __forceinline__ void store_any(T* row, int n, RowTeam<kBlocks> team, int align) const {
     const int shift = align == 16 ? 0 : shift_of(row), lane = threadIdx.x % kWarpSize;
     // There is a lane for the piece before this one, and for the one behind it.
     const bool follows = lane > 0 && team.rank > 0;
@@ -254,9 +263,6 @@ struct RowPieces {
       }
     }
   }
-
- private:
-  static constexpr int kSize = sizeof(T);
 
   // Bytes between the multiple of 16 before the row and its first element: those before each piece.
   static __device__ __forceinline__ int shift_of(const T* row) {
@@ -335,7 +341,8 @@ struct RowParameter {
         offset(static_cast<Acc>(offset_)) {}
 
   // Those of the piece that begins at column `first`; `absent` behind the last.
-  __device__ __forceinline__ void load(int first, int n, Acc absent, Acc (&v)[kPiece<T>]) const {
+  __device__ __forceinline__ void load(int64_t first, int64_t n, Acc absent,
+                                       Acc (&v)[kPiece<T>]) const {
     const auto* wides = static_cast<const Acc*>(data) + first;
     const auto* narrows = static_cast<const T*>(data) + first;
     if (!data) {
