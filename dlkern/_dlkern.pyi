@@ -77,6 +77,48 @@ def cross_entropy_with_grad(
     grad_out: Any,
     stream: Any,
 ) -> Any: ...
+def nll_loss(
+    log_p: Any,
+    labels: Any,
+    weight: Any,
+    reduction: Any,
+    ignore_index: Any,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+def nll_loss_backward(
+    dloss: Any,
+    log_p: Any,
+    labels: Any,
+    weight: Any,
+    reduction: Any,
+    ignore_index: Any,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+def element_loss(
+    x: Any,
+    target: Any,
+    weight: Any,
+    pos_weight: Any,
+    kind: str,
+    reduction: Any,
+    threshold: Any,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+def element_loss_backward(
+    dloss: Any,
+    x: Any,
+    target: Any,
+    weight: Any,
+    pos_weight: Any,
+    kind: str,
+    reduction: Any,
+    threshold: Any,
+    out: Any,
+    stream: Any,
+) -> Any: ...
 
 # norm.pxi
 def layer_norm(

@@ -173,3 +173,70 @@ def cross_entropy_with_grad(
         grad_out,
         stream,
     )
+
+
+def nll_loss(
+    log_p: Any,
+    labels: Any,
+    *,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Negative log-likelihood of class labels: :func:`cross_entropy` behind a log_softmax.
+
+    .. math:: \mathrm{loss} = -w_t \, \mathrm{log\_p}_t
+
+    Parameters
+    ----------
+    log_p : array
+        Log-probabilities, [C], [N, C] or [N, C, d1, ...].
+    labels, weight, ignore_index, reduction, out, stream
+        As for :func:`cross_entropy`, and so are the errors.
+
+    Returns
+    -------
+    array
+        The loss, in the dtype of `log_p`.
+    """
+    return _dlkern.nll_loss(log_p, labels, weight, reduction, ignore_index, out, stream)
+
+
+def nll_loss_backward(
+    dloss: Any,
+    log_p: Any,
+    labels: Any,
+    *,
+    weight: Any = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Gradient of :func:`nll_loss` with respect to the log-probabilities.
+
+    .. math:: d\mathrm{log\_p}_c = -s \, w_t \, [c = t]
+
+    Parameters
+    ----------
+    dloss : array
+        As for :func:`cross_entropy_backward`, and so is s.
+    log_p : array
+        As in the forward call; only its shape and dtype matter.
+    labels, weight, ignore_index, reduction
+        As in the forward call.
+    out : array, optional
+        Receives the gradient.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`cross_entropy`.
+
+    Returns
+    -------
+    array
+        The gradient, of the shape and dtype of `log_p`.
+    """
+    return _dlkern.nll_loss_backward(
+        dloss, log_p, labels, weight, reduction, ignore_index, out, stream
+    )

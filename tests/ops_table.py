@@ -613,6 +613,56 @@ OPS = [
         {"z_loss": 1e-2},
     ),
     Op(
+        "nll_loss",
+        {"log_p": normal(7, 5), "labels": integers(0, 5, 7), "weight": positive(5)},
+        {"out": ()},
+    ),
+    Op(
+        "nll_loss_backward",
+        {
+            "dloss": normal(7),
+            "log_p": normal(7, 5),
+            "labels": integers(0, 5, 7),
+            "weight": positive(5),
+        },
+        {"out": (7, 5)},
+        {"reduction": "none"},
+    ),
+    *(
+        op
+        for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div")
+        for op in (
+            Op(name, {"x": normal(5, 37), "target": positive(5, 37)}, {"out": ()}),
+            Op(
+                f"{name}_backward",
+                {"dloss": normal(5, 37), "x": normal(5, 37), "target": positive(5, 37)},
+                {"out": (5, 37)},
+                {"reduction": "none"},
+            ),
+        )
+    ),
+    Op(
+        "binary_cross_entropy_with_logits",
+        {
+            "x": normal(5, 37),
+            "target": positive(5, 37),
+            "weight": positive(5, 1),
+            "pos_weight": positive(37),
+        },
+        {"out": ()},
+    ),
+    Op(
+        "binary_cross_entropy_with_logits_backward",
+        {
+            "dloss": normal(),
+            "x": normal(5, 37),
+            "target": positive(5, 37),
+            "weight": positive(5, 1),
+            "pos_weight": positive(37),
+        },
+        {"out": (5, 37)},
+    ),
+    Op(
         "conv",
         {"x": normal(2, 4, 8, 6), "weight": normal(6, 4, 3, 3), "bias": normal(6)},
         {"out": (2, 6, 8, 4)},

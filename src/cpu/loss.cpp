@@ -15,6 +15,7 @@
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/reduce.h"
 #include "cpu/prims/row_tile.h"
+#include "cpu/prims/spans.h"
 
 namespace dlkern {
 namespace {
@@ -193,8 +194,8 @@ struct Upstream {
   bool per_row;
   Acc over;
 
-  Upstream(const CrossEntropyBackward& p, const Rows<T>& rows)
-      : dloss(p.dloss),
+  Upstream(const CrossEntropy& p, const Tensor& dloss_, const Rows<T>& rows)
+      : dloss(dloss_),
         per_row(p.reduction == DLK_REDUCTION_NONE),
         over(p.reduction == DLK_REDUCTION_MEAN ? rows.weights.total(p, rows.labels) : Acc(1)) {}
   Acc operator()(int64_t row) const { return dloss.load_or(per_row ? row : 0, 1) / over; }
@@ -206,7 +207,7 @@ void gradients_of_rows(const CrossEntropyBackward& p, const Rows<T>& rows, Accum
   using Acc = Accumulator<T>;
   const auto index = make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis));
   const int64_t n = rows.classes, stride = p.dlogits.strides[p.axis];
-  const Upstream<T> upstream(p, rows);
+  const Upstream<T> upstream(p, p.dloss, rows);
   const Acc* w = rows.weights.of_class.data();
   parallel_for(p.rows(), kGrain / (n + 1), [&](int64_t begin, int64_t end) {
     std::vector<Acc> buffer(n);
@@ -245,7 +246,7 @@ void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows, Accu
   using Acc = Accumulator<T>;
   const int64_t n = rows.classes, stride = p.dlogits.strides[p.axis];
   const auto tiles = tiles_of(make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis)), n);
-  const Upstream<T> upstream(p, rows);
+  const Upstream<T> upstream(p, p.dloss, rows);
   const Acc* w = rows.weights.of_class.data();
   parallel_for(tiles.count(), kGrain / ((n + 1) * tiles.size() + 1), [&](int64_t begin, int64_t end) {
     RowTile<Acc> tile(n, tiles.size());
@@ -298,6 +299,46 @@ void backward(const CrossEntropyBackward& p) {
   if (p.loss) reduce<T>(p, rows, loss, p.loss);
 }
 
+// ---- Negative log-likelihood -------------------------------------------------------------------
+
+template <class T>
+void nll_forward(const NllForward& p) {
+  using Acc = Accumulator<T>;
+  const Rows<T> rows(p);
+  const auto index = make_index<1>({&p.logits}, ~(1u << p.axis));
+  const int64_t stride = p.logits.strides[p.axis];
+  std::vector<Acc> loss(p.rows());
+  parallel_for(p.rows(), kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (rows.ignored(row)) continue;
+      int64_t at[1];
+      index.offsets(row, at);
+      const T log_p = p.logits.as<const T>()[at[0] + rows.labels[row] * stride];
+      loss[row] = -rows.hit(row) * widen<Acc>(log_p);
+    }
+  });
+  reduce<T>(p, rows, loss, p.loss);
+}
+
+template <class T>
+void nll_backward(const NllBackward& p) {
+  using Acc = Accumulator<T>;
+  const Rows<T> rows(p);
+  const Upstream<T> upstream(p, p.dloss, rows);
+  map_spans(
+      in_memory_order(make_index<1>({&p.dlogits})),
+      [](int64_t n, Acc* v) { std::fill_n(v, n, Acc(0)); }, Out<T>{p.dlogits.as<T>()});
+  const auto index = make_index<1>({&p.dlogits}, ~(1u << p.axis));
+  const int64_t stride = p.dlogits.strides[p.axis];
+  for (int64_t row = 0; row < p.rows(); ++row) {
+    if (rows.ignored(row)) continue;
+    int64_t at[1];
+    index.offsets(row, at);
+    const Acc g = -rows.hit(row) * upstream(row);
+    p.dlogits.as<T>()[at[0] + rows.labels[row] * stride] = static_cast<T>(g);
+  }
+}
+
 constexpr Impl<CrossEntropyForward> kForward[] = {
     {"cpu_row", supports_all, nullptr,
      [](const CrossEntropyForward& p, const Launch&) {
@@ -311,8 +352,29 @@ constexpr Impl<CrossEntropyBackward> kBackward[] = {
      }},
 };
 
+constexpr Impl<NllForward> kNllForward[] = {
+    {"cpu_row", supports_all, nullptr,
+     [](const NllForward& p, const Launch&) {
+       dispatch_floating(p.logits.dtype, [&]<class T>() { nll_forward<T>(p); });
+     }},
+};
+constexpr Impl<NllBackward> kNllBackward[] = {
+    {"cpu_row", supports_all, nullptr,
+     [](const NllBackward& p, const Launch&) {
+       dispatch_floating(p.logits.dtype, [&]<class T>() { nll_backward<T>(p); });
+     }},
+};
+
 }  // namespace
 
+template <>
+ImplList<NllForward> cpu_impls<NllForward>() {
+  return kNllForward;
+}
+template <>
+ImplList<NllBackward> cpu_impls<NllBackward>() {
+  return kNllBackward;
+}
 template <>
 ImplList<CrossEntropyForward> cpu_impls<CrossEntropyForward>() {
   return kForward;

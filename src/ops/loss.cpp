@@ -10,6 +10,7 @@ namespace dlkern {
 namespace {
 
 constexpr dlk_cross_entropy_params kDefaults = DLK_CROSS_ENTROPY_PARAMS_INIT;
+constexpr dlk_nll_loss_params kNllDefaults = DLK_NLL_LOSS_PARAMS_INIT;
 
 // t with a dimension of extent 1 before dimension `axis`.
 Tensor insert_dimension(const Tensor& t, int axis) {
@@ -24,9 +25,9 @@ Tensor insert_dimension(const Tensor& t, int axis) {
   return r;
 }
 
-// Fills and checks what both directions share. `per_row` are loss and dloss, where present.
-void prepare(Call& call, CrossEntropy& p, std::initializer_list<Tensor*> per_row,
-             const dlk_cross_entropy_params& params) {
+// Fills and checks what all directions share. `per_row` are loss and dloss, where present.
+void prepare_rows(Call& call, CrossEntropy& p, std::initializer_list<Tensor*> per_row,
+                  int32_t reduction, int64_t ignore_index) {
   call.require_floating(p.logits);
   call.require_rank(p.logits, 1, kMaxDims);
   call.require_dtype(p.labels, {DType::kInt64, DType::kInt32});
@@ -43,20 +44,8 @@ void prepare(Call& call, CrossEntropy& p, std::initializer_list<Tensor*> per_row
     const int64_t classes[] = {p.classes()};
     call.require_shape(p.weight, classes, "the number of classes of logits");
   }
-  if (params.reduction < DLK_REDUCTION_NONE || params.reduction > DLK_REDUCTION_SUM) {
-    fail(DLK_INVALID_ARGUMENT, "reduction is ", params.reduction, ", expected a dlk_reduction");
-  }
-  p.reduction = static_cast<dlk_reduction>(params.reduction);
-  if (!(params.label_smoothing >= 0 && params.label_smoothing <= 1)) {
-    fail(DLK_INVALID_ARGUMENT, "label_smoothing is ", params.label_smoothing,
-         ", expected a number in [0, 1]");
-  }
-  p.smoothing = params.label_smoothing;
-  if (!(params.z_loss >= 0) || std::isinf(params.z_loss)) {
-    fail(DLK_INVALID_ARGUMENT, "z_loss is ", params.z_loss, ", expected a number that is not negative");
-  }
-  p.z_loss = params.z_loss;
-  p.ignore_index = params.ignore_index;
+  p.reduction = checked_reduction(reduction);
+  p.ignore_index = ignore_index;
   for (Tensor* t : per_row) {
     if (!*t) continue;
     require_mixed_dtype(call, *t, p.logits);
@@ -74,7 +63,28 @@ void prepare(Call& call, CrossEntropy& p, std::initializer_list<Tensor*> per_row
   p.labels = insert_dimension(p.labels, p.axis);
 }
 
+void prepare(Call& call, CrossEntropy& p, std::initializer_list<Tensor*> per_row,
+             const dlk_cross_entropy_params& params) {
+  if (!(params.label_smoothing >= 0 && params.label_smoothing <= 1)) {
+    fail(DLK_INVALID_ARGUMENT, "label_smoothing is ", params.label_smoothing,
+         ", expected a number in [0, 1]");
+  }
+  p.smoothing = params.label_smoothing;
+  if (!(params.z_loss >= 0) || std::isinf(params.z_loss)) {
+    fail(DLK_INVALID_ARGUMENT, "z_loss is ", params.z_loss, ", expected a number that is not negative");
+  }
+  p.z_loss = params.z_loss;
+  prepare_rows(call, p, per_row, params.reduction, params.ignore_index);
+}
+
 }  // namespace
+
+dlk_reduction checked_reduction(int32_t reduction) {
+  if (reduction < DLK_REDUCTION_NONE || reduction > DLK_REDUCTION_SUM) {
+    fail(DLK_INVALID_ARGUMENT, "reduction is ", reduction, ", expected a dlk_reduction");
+  }
+  return static_cast<dlk_reduction>(reduction);
+}
 
 void check_label(const CrossEntropy& p, int64_t label, int64_t i) {
   if (label == p.ignore_index || (label >= 0 && label < p.classes())) return;
@@ -154,4 +164,38 @@ dlk_status_t dlk_cross_entropy_forward_backward(const DLTensor* logits, const DL
   const char* op = "cross_entropy_with_grad";
   if (!loss) return set_last_error(DLK_INVALID_ARGUMENT, op, "loss is NULL");
   return backward(op, dloss, logits, labels, weight, loss, dlogits, params, launch);
+}
+
+dlk_status_t dlk_nll_loss_forward(const DLTensor* log_p, const DLTensor* labels,
+                                  const DLTensor* weight, const DLTensor* loss,
+                                  const dlk_nll_loss_params* params, const dlk_launch* launch) {
+  return entry("nll_loss", launch, [&](Call& call) {
+    const dlk_nll_loss_params q = read_params(params, kNllDefaults);
+    NllForward p;
+    p.logits = call.input("log_p", log_p);
+    p.labels = call.input("labels", labels);
+    p.weight = call.optional_input("weight", weight);
+    p.loss = call.output("loss", loss);
+    for (const Tensor* in : {&p.logits, &p.labels, &p.weight}) call.require_disjoint(p.loss, *in);
+    prepare_rows(call, p, {&p.loss}, q.reduction, q.ignore_index);
+    call.run(p);
+  });
+}
+
+dlk_status_t dlk_nll_loss_backward(const DLTensor* dloss, const DLTensor* labels,
+                                   const DLTensor* weight, const DLTensor* dlog_p,
+                                   const dlk_nll_loss_params* params, const dlk_launch* launch) {
+  return entry("nll_loss_backward", launch, [&](Call& call) {
+    const dlk_nll_loss_params q = read_params(params, kNllDefaults);
+    NllBackward p;
+    p.dloss = call.input("dloss", dloss);
+    p.labels = call.input("labels", labels);
+    p.weight = call.optional_input("weight", weight);
+    p.logits = p.dlogits = call.output("dlog_p", dlog_p);
+    for (const Tensor* in : {&p.dloss, &p.labels, &p.weight}) {
+      call.require_disjoint(p.dlogits, *in);
+    }
+    prepare_rows(call, p, {&p.dloss}, q.reduction, q.ignore_index);
+    call.run(p);
+  });
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <dlkern/core.h>
+#include <dlkern/loss.h>
 
 #include "core/call.h"
 #include "core/tensor.h"
@@ -30,6 +30,36 @@ struct CrossEntropyBackward : CrossEntropy {
   Tensor loss;     // wanted too, or absent
 };
 
+// logits are log-probabilities; in the gradient, dlogits in their place: values are not looked at.
+struct NllForward : CrossEntropy {
+  Tensor loss;
+};
+struct NllBackward : CrossEntropy {
+  Tensor dloss, dlogits;
+};
+
+// All tensors but a scalar loss have x's rank and, after broadcasting, shape.
+struct ElementLoss {
+  Tensor x, target, weight, pos_weight;  // the last two: or absent
+  dlk_loss_kind kind = DLK_LOSS_MSE;
+  dlk_reduction reduction = DLK_REDUCTION_MEAN;
+  double threshold = 1;
+
+  bool is_weighted() const { return weight || pos_weight; }
+  // What the sum of the losses is divided by.
+  double divisor() const {
+    return reduction == DLK_REDUCTION_MEAN ? static_cast<double>(x.numel()) : 1;
+  }
+};
+struct ElementLossForward : ElementLoss {
+  Tensor loss;
+};
+struct ElementLossBackward : ElementLoss {
+  Tensor dloss, dx;
+};
+
+// Throws INVALID_ARGUMENT for a number that is no dlk_reduction.
+dlk_reduction checked_reduction(int32_t reduction);
 // Throws INVALID_ARGUMENT for the label at flat index i of `labels` where it is out of range.
 void check_label(const CrossEntropy& p, int64_t label, int64_t i);
 
@@ -38,8 +68,24 @@ ImplList<CrossEntropyForward> cpu_impls<CrossEntropyForward>();
 template <>
 ImplList<CrossEntropyBackward> cpu_impls<CrossEntropyBackward>();
 template <>
+ImplList<NllForward> cpu_impls<NllForward>();
+template <>
+ImplList<NllBackward> cpu_impls<NllBackward>();
+template <>
+ImplList<ElementLossForward> cpu_impls<ElementLossForward>();
+template <>
+ImplList<ElementLossBackward> cpu_impls<ElementLossBackward>();
+template <>
 ImplList<CrossEntropyForward> gpu_impls<CrossEntropyForward>();
 template <>
 ImplList<CrossEntropyBackward> gpu_impls<CrossEntropyBackward>();
+template <>
+ImplList<NllForward> gpu_impls<NllForward>();
+template <>
+ImplList<NllBackward> gpu_impls<NllBackward>();
+template <>
+ImplList<ElementLossForward> gpu_impls<ElementLossForward>();
+template <>
+ImplList<ElementLossBackward> gpu_impls<ElementLossBackward>();
 
 }  // namespace dlkern
