@@ -143,6 +143,8 @@ from dlkern.pool import (
 from dlkern.reduce import (
     argmax,
     argmin,
+    logsumexp,
+    logsumexp_backward,
     max,
     max_backward,
     mean,
@@ -248,6 +250,8 @@ __all__ = [
     "lion_step",
     "log_softmax",
     "log_softmax_backward",
+    "logsumexp",
+    "logsumexp_backward",
     "lp_pool",
     "lp_pool_backward",
     "matmul",

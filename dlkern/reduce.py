@@ -138,6 +138,19 @@ def prod(
     return _dlkern.reduce(x, "prod", axis, None, keepdims, out, stream)
 
 
+def logsumexp(
+    x: Any, axis: Axis = None, *, keepdims: bool = False, out: Any = None, stream: Any = None
+) -> Any:
+    r"""Logarithm of the sum of exponentials over axes, without overflow; -inf over no elements.
+
+    .. math:: y = m + \log \sum_j \exp(x_j - m), \quad m = \max_j x_j
+
+    ``+inf`` where there is such an element and no NaN. Parameters, dtypes of the result and errors
+    are those of :func:`mean`.
+    """
+    return _dlkern.reduce(x, "logsumexp", axis, None, keepdims, out, stream)
+
+
 def vector_norm(
     x: Any,
     axis: Axis = None,
@@ -332,6 +345,22 @@ def prod_backward(
         dx, of the shape and dtype of `x`.
     """
     return _dlkern.reduce_backward(dy, x, None, "prod", None, axis, None, out, stream)
+
+
+def logsumexp_backward(
+    dy: Any, x: Any, y: Any, axis: Axis = None, *, out: Any = None, stream: Any = None
+) -> Any:
+    """Gradient of :func:`logsumexp` with respect to its input: dy exp(x - y), 0 where y is -inf.
+
+    Parameters and errors are those of :func:`max_backward`. `y` is rounded to its dtype: the
+    gradient of 16-bit tensors is as exact as that leaves it.
+
+    Returns
+    -------
+    array
+        dx, of the shape and dtype of `x`.
+    """
+    return _dlkern.reduce_backward(dy, x, y, "logsumexp", None, axis, None, out, stream)
 
 
 def vector_norm_backward(

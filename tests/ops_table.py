@@ -944,6 +944,18 @@ OPS = [
         {"out": (5, 37)},
         {"axis": 0},
     ),
+    Op(
+        "logsumexp",
+        {"x": normal(3, 5, 37)},
+        {"out": (5,)},
+        {"axis": (0, 2)},
+    ),
+    Op(
+        "logsumexp_backward",
+        {"dy": normal(5), "x": normal(5, 37), "y": positive(5)},
+        {"out": (5, 37)},
+        {"axis": 1},
+    ),
     Op("var_backward", {"dy": normal(37), "x": normal(5, 37)}, {"out": (5, 37)}, {"axis": 0}),
     Op(
         "std_backward",

@@ -6,6 +6,7 @@
  *                            or the flat row-major index over all axes
  *     vector_norm            y = (sum |x|^ord)^(1 / ord); max |x| for ord = inf, min |x| for -inf, the
  *                            number of nonzero elements for 0
+ *     logsumexp              y = log sum exp(x), without overflow
  *     var, std               y = sum (x - mean)^2 / max(n - correction, 0) over n elements; its root
  *
  * y has x's shape with extent 1 on the reduced axes, or without these axes; both are accepted.
@@ -23,8 +24,8 @@
  * The bits of a result depend on its own elements, their number and order, and on nothing else.
  *
  * NaN is larger and smaller than any number: max and min return it, argmax and argmin the index of
- * the first one. Over no elements a sum or a norm with ord >= 0 finite is 0, a product 1, a mean, var
- * and std NaN; the others are an error. var and std over n <= correction elements are infinite, or
+ * the first one. Over no elements a sum or a norm with ord >= 0 finite is 0, a product 1, logsumexp
+ * -inf, a mean, var and std NaN; the others are an error. var and std over n <= correction elements are infinite, or
  * NaN where the sum of squares is 0.
  * Any strides. y overlaps no input.
  */
@@ -47,7 +48,8 @@ typedef enum dlk_reduce_kind {
   DLK_REDUCE_PROD = 6,
   DLK_REDUCE_VECTOR_NORM = 7,
   DLK_REDUCE_VAR = 8,
-  DLK_REDUCE_STD = 9
+  DLK_REDUCE_STD = 9,
+  DLK_REDUCE_LOGSUMEXP = 10
 } dlk_reduce_kind;
 
 typedef struct dlk_reduce_params {
@@ -74,8 +76,9 @@ DLK_API dlk_status_t dlk_reduce(const DLTensor* x, const DLTensor* y,
  *                  infinite ord as max and min of |x|, times sign(x)
  *     var          dx = dy * 2 (x - mean) / max(n - correction, 0)
  *     std          dx = dy * (x - mean) / (y * max(n - correction, 0)), 0 where y is 0
+ *     logsumexp    dx = dy * exp(x - y), 0 where y is -inf
  *
- * x and y are the forward's input and result. max, min, vector_norm and std take both, prod and var
+ * x and y are the forward's input and result. max, min, vector_norm, std and logsumexp take both, prod and var
  * take x alone; what is not taken is ignored (may be NULL).
  * dx may be x itself, and overlaps neither dy nor y. */
 DLK_API dlk_status_t dlk_reduce_backward(const DLTensor* dy, const DLTensor* x, const DLTensor* y,

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/fast_math.h"
 #include "core/macros.h"
 
 namespace dlkern {
@@ -44,6 +45,12 @@ DLK_HD T variance_gradient(T dy, T x, T first, T mean, T factor) {
 template <class T>
 DLK_HD T deviation_gradient(T dy, T x, T y, T first, T mean, T factor) {
   return y == 0 ? T(0) : variance_gradient(dy / y, x, first, mean, factor);
+}
+
+// 0 where all of a row is -inf.
+template <class T>
+DLK_HD T logsumexp_gradient(T dy, T x, T y) {
+  return y == -INFINITY ? T(0) : dy * exp_fast(x - y);
 }
 
 }  // namespace dlkern

@@ -294,6 +294,7 @@ enum class Term {
   kEqual,     // v == pivot
   kAbsEqual,  // |v| == pivot
   kMinus,     // v - pivot
+  kExpMinus,  // exp(v - pivot)
 };
 
 // out[i] for v[i] and the pivot at i * stride, i < n.
@@ -326,6 +327,11 @@ void map_terms(Term term, Acc ord, const Acc* v, const Acc* pivot, int64_t strid
       return with_pivot([=](Acc x, Acc p) { return one_if(std::abs(x) == p); });
     case Term::kMinus:
       return with_pivot([](Acc x, Acc p) { return x - p; });
+    case Term::kExpMinus:
+      if constexpr (std::is_floating_point_v<Acc>) {
+        with_pivot([](Acc x, Acc p) { return exp_fast(x - p); });
+      }
+      return;
   }
 }
 
@@ -539,6 +545,29 @@ void variance(const Reduce& p) {
                    });
 }
 
+// m + log sum exp(x - m), m the maximum, or 0 where that is infinite.
+template <class T>
+void logsumexp(const Reduce& p) {
+  using Acc = Accumulator<T>;
+  std::vector<T> max(p.y.numel());
+  std::vector<Acc> sum(p.y.numel());
+  const Tensor maxima = contiguous_like(p.y, p.x.dtype, max.data());
+  const Tensor sums = contiguous_like(p.y, p.x.dtype, sum.data());  // its data are not looked at
+  Reducer<T, typename Extreme<false>::template Of<Acc>>(
+      Reduce{p.x, maxima, p.axes, DLK_REDUCE_MAX})
+      .run([&](int64_t at, Acc v) { max[at] = static_cast<T>(std::isinf(v) ? Acc(0) : v); });
+  Reducer<T, Sum<Acc>>(Reduce{p.x, sums, p.axes, DLK_REDUCE_SUM}, Term::kExpMinus, maxima)
+      .run([&](int64_t at, Acc v) { sum[at] = v; });
+  dispatch_result<T>(p.y.dtype, [&]<class Y>() {
+    map_spans(
+        make_index<3>({&p.y, &maxima, &sums}),
+        [](int64_t n, Acc* y, const Acc* m, const Acc* s) {
+          for (int64_t i = 0; i < n; ++i) y[i] = m[i] + std::log(s[i]);
+        },
+        Out<Y>{p.y.as<Y>()}, In<T>{max.data()}, In<Acc>{sum.data()});
+  });
+}
+
 template <class T>
 void forward(const Reduce& p) {
   switch (p.kind) {
@@ -561,6 +590,9 @@ void forward(const Reduce& p) {
     case DLK_REDUCE_VAR:
     case DLK_REDUCE_STD:
       if constexpr (!std::is_integral_v<T>) variance<T>(p);
+      return;
+    case DLK_REDUCE_LOGSUMEXP:
+      if constexpr (!std::is_integral_v<T>) logsumexp<T>(p);
       return;
   }
 }
@@ -612,6 +644,8 @@ class FromElements {
         return map([=](Acc dy, Acc x, Acc y, Acc a, Acc b) {
           return deviation_gradient(dy, x, y, a, b, factor);
         });
+      case DLK_REDUCE_LOGSUMEXP:
+        return map([](Acc dy, Acc x, Acc y, Acc, Acc) { return logsumexp_gradient(dy, x, y); });
       default:
         count(Term::kEqual);
         return map(

@@ -4,6 +4,7 @@
 //   max, min, arg*, norms of infinite order     reduce_extremes.cu
 //   prod, vector_norm     reduce_products.cu
 //   var, std              reduce_moments.cu
+//   logsumexp             reduce_logsumexp.cu
 //   gradients             reduce_backward.cu
 //
 // Algorithm and its order of additions: prims/axis_reduce.cuh. Bound by memory: each element is read
@@ -18,7 +19,8 @@ namespace gpu {
 size_t state_bytes(dlk_reduce_kind kind, DType dtype) {
   const size_t number = dtype == DType::kFloat64 || is_index(dtype) ? 8 : 4;
   if (is_arg(kind)) return sizeof(Candidate<double>);
-  return is_variance(kind) ? 3 * number : kind == DLK_REDUCE_PROD ? 2 * number : number;
+  const bool two = kind == DLK_REDUCE_PROD || kind == DLK_REDUCE_LOGSUMEXP;
+  return is_variance(kind) ? 3 * number : two ? 2 * number : number;
 }
 
 }  // namespace gpu
@@ -60,6 +62,8 @@ void run(const Reduce& p, const Launch& launch) {
     case DLK_REDUCE_VAR:
     case DLK_REDUCE_STD:
       return with(reduce_moments);
+    case DLK_REDUCE_LOGSUMEXP:
+      return with(reduce_logsumexp);
   }
 }
 

@@ -16,6 +16,7 @@ void reduce_extremes(const Reduce& p, const axis::Plan& plan, void* stream, void
 void reduce_indices(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
 void reduce_products(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
 void reduce_norms(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
+void reduce_logsumexp(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
 void reduce_moments(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
 
 // What a gradient needs to know of each result: two numbers in the type that x is computed in, as

@@ -40,6 +40,8 @@ struct Gradient {
         return variance_gradient(dy, x, a, b, factor);
       case DLK_REDUCE_STD:
         return deviation_gradient(dy, x, y, a, b, factor);
+      case DLK_REDUCE_LOGSUMEXP:
+        return logsumexp_gradient(dy, x, y);
       default:
         return share_gradient(dy, x, y, a);
     }
@@ -63,7 +65,7 @@ struct Before {
   Before(const ReduceBackward& p, void* workspace)
       : plan(plan_axes(p.x ? p.x : p.dx, p.dy, Tensor{}, p.axes, false)) {
     const bool norm = p.kind == DLK_REDUCE_VECTOR_NORM;
-    needed = p.x && (!norm || std::isinf(p.ord));
+    needed = p.x && p.kind != DLK_REDUCE_LOGSUMEXP && (!norm || std::isinf(p.ord));
     if (!needed) {
       partials_at = workspace_bytes = 0;
       return;

@@ -16,9 +16,10 @@ constexpr struct {
               {"max", "max_backward"},   {"min", "min_backward"},
               {"argmax", "argmax"},      {"argmin", "argmin"},
               {"prod", "prod_backward"}, {"vector_norm", "vector_norm_backward"},
-              {"var", "var_backward"},   {"std", "std_backward"}};
+              {"var", "var_backward"},   {"std", "std_backward"},
+              {"logsumexp", "logsumexp_backward"}};
 
-bool is_kind(int32_t kind) { return kind >= DLK_REDUCE_SUM && kind <= DLK_REDUCE_STD; }
+bool is_kind(int32_t kind) { return kind >= DLK_REDUCE_SUM && kind <= DLK_REDUCE_LOGSUMEXP; }
 
 // The op's index in kNames, before params have been checked.
 int32_t name_of(const dlk_reduce_params* params) {
@@ -75,7 +76,8 @@ Tensor keep_dims(const Call& call, const Tensor& t, const Tensor& x, uint32_t ax
 }
 
 void require_reducible(const Call& call, const Tensor& x, dlk_reduce_kind kind) {
-  if (kind == DLK_REDUCE_MEAN || kind == DLK_REDUCE_VECTOR_NORM || is_variance(kind)) {
+  if (kind == DLK_REDUCE_MEAN || kind == DLK_REDUCE_VECTOR_NORM || is_variance(kind) ||
+      kind == DLK_REDUCE_LOGSUMEXP) {
     call.require_floating(x);
   } else {
     call.require_dtype(x, {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,

@@ -11,6 +11,7 @@
 // addresses.
 #pragma once
 
+#include "core/fast_index.h"
 #include "cuda/prims/elementwise.cuh"
 #include "cuda/prims/reduce.cuh"
 
@@ -50,50 +51,61 @@ __device__ __forceinline__ Acc sum_of(const Pack<Acc, W>& value, int count) {
   return sum;
 }
 
+// Any strides, for Queues.
+template <int N, int kDims>
+struct StridedPacks {
+  FastIndex<N, kDims> index;
+
+  explicit StridedPacks(const StridedIndex<N>& from) : index(from) {}
+  __device__ void offsets(int64_t block, int i, int64_t (&at)[N]) const {
+    index.offsets(block + i, at);
+  }
+  __device__ int64_t step(int n) const { return index.stride[n][0]; }
+};
+
+template <int W, class... Operands>
+inline constexpr int kSumItems = std::clamp(64 / (W * kBytesIn<Operands...>), 1, 2);
+
 // Packs of W neighbours, aligned (kFit) or one element at a time.
 template <bool kFit, int W, class Index, class F, class Acc, class... Operands>
 __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
-    sum_parts_kernel(F f, Index index, int64_t part, Acc* partials, Operands... operands) {
-  constexpr int64_t kNext = int64_t{kThreads} * W;
-  constexpr int kItems = kItemsOf<W, Operands...>;
-  const int64_t begin = int64_t{blockIdx.x} * part;
-  const int64_t end = begin + part < index.numel ? begin + part : index.numel;
+    sum_parts_kernel(F f, const DLK_GRID_CONSTANT Index index, int64_t numel, int64_t part,
+                     Acc* partials, Operands... operands) {
+  constexpr int kNext = kThreads * W, kItems = kSumItems<W, Operands...>;
+  const int64_t end = min((blockIdx.x + int64_t{1}) * part, numel);
+  const int first = threadIdx.x * W;
   Acc sum = 0;
-  if constexpr (kFit) {
-    for (int64_t first = begin + threadIdx.x * W; first < end; first += kItems * kNext) {
+  for (int64_t block = blockIdx.x * part; block < end; block += kItems * kNext) {
+    const int left = static_cast<int>(min(end - block, int64_t{kItems} * kNext));
+    const auto count_at = [&](int i) { return max(min(left - i, W), 0); };
+    Pack<Acc, W> value;
+    const Into<F, Acc, W> into{f, value};
+    if constexpr (kFit) {
       Queues<W, kItems, std::index_sequence_for<Operands...>, Operands...> queues;
-      const auto count_at = [&](int64_t at) {
-        return static_cast<int>(max(min(end - at, int64_t{W}), int64_t{0}));
-      };
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
-        const int64_t at = first + i * kNext;
-        if (at < end) queues.fetch(index, at, count_at(at), i, operands...);
+        const int at = first + i * kNext;
+        if (at < left) queues.fetch(index, block, at, count_at(at), i, operands...);
       }
 #pragma unroll 1  // one copy of what f may be
-      for (int i = 0; i < kItems && first + i * kNext < end; ++i) {
-        const int64_t at = first + i * kNext;
-        Pack<Acc, W> value;
-        queues.finish(Into<F, Acc, W>{f, value}, index, at, count_at(at), operands...);
+      for (int at = first; at < left; at += kNext) {
+        queues.finish(into, index, block, at, count_at(at), operands...);
         sum += sum_of(value, count_at(at));
       }
-    }
-  } else {
+    } else {
 #pragma unroll 1
-    for (int64_t first = begin + threadIdx.x * W; first < end; first += kNext) {
-      PackSet<W, std::index_sequence_for<Operands...>, Operands...> packs{};
-      int64_t at[sizeof...(Operands)];
-      const int count = static_cast<int>(min(end - first, int64_t{W}));
+      for (int at = first; at < left; at += kNext) {
+        PackSet<W, std::index_sequence_for<Operands...>, Operands...> packs{};
+        int64_t offset[sizeof...(Operands)];
 #pragma unroll
-      for (int k = 0; k < W; ++k) {
-        if (k < count) {
-          index.offsets(first + k, at);
-          packs.load(k, at, operands...);
+        for (int k = 0; k < W; ++k) {
+          if (k >= count_at(at)) continue;
+          index.offsets(block, at + k, offset);
+          packs.load(k, offset, operands...);
         }
+        packs.run(into);
+        sum += sum_of(value, count_at(at));
       }
-      Pack<Acc, W> value;
-      packs.run(Into<F, Acc, W>{f, value});
-      sum += sum_of(value, count);
     }
   }
   sum = block_reduce(sum, Sum{}, Acc(0));
@@ -126,15 +138,19 @@ void sum_elements(const StridedIndex<N>& index, const F& f, Acc* partials, const
   ((fit = fit && packs_fit<W>(index, n++, operands)), ...);
   const auto launch = [&]<bool kFit, class Index>(const Index& where) {
     launch_kernel(sum_parts_kernel<kFit, W, Index, F, Acc, Operands...>,
-                  static_cast<unsigned>(parts.count), kThreads, 0, stream, f, where, parts.size,
-                  partials, operands...);
+                  static_cast<unsigned>(parts.count), kThreads, 0, stream, f, where, index.numel,
+                  parts.size, partials, operands...);
+  };
+  const auto launch_strided = [&]<int kDims>() {
+    const StridedPacks<N, kDims> where(index);
+    fit ? launch.template operator()<true>(where) : launch.template operator()<false>(where);
   };
   if (fit && index.is_flat()) {
     launch.template operator()<true>(FlatIndex<N>{index.numel});
-  } else if (fit) {
-    launch.template operator()<true>(DividedIndex<N>(index));
+  } else if (fast_dims(index) <= kFewDims && index.numel < (int64_t{1} << 31) - kPositionsPast) {
+    launch_strided.template operator()<kFewDims>();
   } else {
-    launch.template operator()<false>(DividedIndex<N>(index));
+    launch_strided.template operator()<kMaxDims>();
   }
   launch_kernel(sum_final_kernel<Acc, Finish>, 1, kThreads, 0, stream, partials, parts.count,
                 finish);
