@@ -94,11 +94,45 @@ def cases_of(shape, dtype, device, group, quick) -> Iterator[Case]:
     )
 
 
+def elements(device: str) -> Iterator[Case]:
+    """Losses of single elements: their mean, and its gradient."""
+    n = {"cuda": 1 << 27, "cpu": 1 << 22}[device]
+    for name, dtype in (("mse_loss", torch.bfloat16), ("mse_loss", torch.float32),
+                        ("binary_cross_entropy_with_logits", torch.bfloat16)):  # fmt: skip
+        x, t = torch.randn(n, device=device).to(dtype), torch.rand(n, device=device).to(dtype)
+        one, loss = (torch.ones((), device=device, dtype=torch.float32) for _ in range(2))
+        dx, theirs = torch.empty_like(x), getattr(torch.nn.functional, name)
+        label = f"{name} {n} {str(dtype).removeprefix('torch.')}"
+        forward, backward = getattr(dlkern, name), getattr(dlkern, f"{name}_backward")
+        case = partial(Case, group="more", tolerance=torch.finfo(dtype).eps * 4)
+        yield case(
+            f"{label} fwd",
+            {
+                "dlkern": lambda f=forward, x=x, t=t, loss=loss: f(x, t, out=loss),
+                "torch": lambda f=theirs, x=x, t=t: f(x, t),
+            },
+            reference=lambda f=theirs, x=x, t=t: f(x.double(), t.double()),
+            bytes=2 * x.nbytes,
+        )
+        rival = {}
+        if name == "mse_loss":
+            g = one.to(dtype)
+            rival["torch"] = lambda x=x, t=t, g=g: torch.ops.aten.mse_loss_backward(g, x, t, 1)
+        yield case(
+            f"{label} bwd",
+            {"dlkern": lambda f=backward, x=x, t=t, one=one, dx=dx: f(one, x, t, out=dx), **rival},
+            bytes=3 * x.nbytes,
+            note="not checked here: gradients are in the tests",
+        )
+
+
 def cases(device: str, quick: bool) -> Iterator[Case]:
     for group, shapes in (("table", TABLE), ("more", {} if quick else MORE)):
         for name, of_dtype in shapes.get(device, {}).items():
             for shape in of_dtype[:1] if quick else of_dtype:
                 yield from cases_of(shape, getattr(torch, name), device, group, quick)
+    if not quick:
+        yield from elements(device)
 
 
 if __name__ == "__main__":
