@@ -47,6 +47,23 @@ __device__ __forceinline__ Acc tree(Acc (&v)[W], F&& f) {
   return v[0];
 }
 
+// A product that is rounded before it is added to anything: how compilers contract the two would
+// differ from kernel to kernel.
+__device__ __forceinline__ float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+__device__ __forceinline__ double product(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 // ---- Sums --------------------------------------------------------------------------------------
 
 template <class Acc>
@@ -90,7 +107,7 @@ struct TermsOp {
       case Term::kAbs:
         return std::abs(v);
       case Term::kSquare:
-        return v * v;
+        return product(v, v);
       case Term::kNonzero:
         return v != 0 ? Acc(1) : Acc(0);
       case Term::kEqual:
@@ -310,16 +327,18 @@ struct MomentsOp {
     Acc v[W], square[W];
 #pragma unroll
     for (int e = 0; e < W; ++e) square[e] = v[e] = e < count ? values[e] - pivot : Acc(0);
-    const Acc mean = tree(square, Sum{}) * (Acc(1) / n);
+    const Acc mean = product(tree(square, Sum{}), Acc(1) / n);
 #pragma unroll
-    for (int e = 0; e < W; ++e) square[e] = e < count ? (v[e] - mean) * (v[e] - mean) : Acc(0);
+    for (int e = 0; e < W; ++e) square[e] = e < count ? product(v[e] - mean, v[e] - mean) : Acc(0);
     state = combine(state, {n, mean, tree(square, Sum{})});
   }
   // Chan's formula.
   __device__ __forceinline__ State combine(const State& a, const State& b) const {
-    const Acc total = a.n + b.n, share = total > 0 ? b.n * reciprocal_fast(total) : Acc(0);
-    const Acc delta = b.mean - a.mean, spread = delta * share;
-    const State merged{total, a.mean + spread, a.m2 + b.m2 + delta * spread * a.n};
+    const Acc total = a.n + b.n;
+    const Acc share = total > 0 ? product(b.n, reciprocal_fast(total)) : Acc(0);
+    const Acc delta = b.mean - a.mean, spread = product(delta, share);
+    const State merged{total, a.mean + spread,
+                       a.m2 + b.m2 + product(product(delta, spread), a.n)};
     return a.n == 0 ? b : b.n == 0 ? a : merged;
   }
   template <class T>

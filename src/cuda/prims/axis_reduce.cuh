@@ -83,7 +83,7 @@ struct ReducedIndex {
   ReducedIndex() = default;
   explicit ReducedIndex(const StridedIndex<1>& index) : ndim(index.ndim) {
     for (int d = 0; d < ndim; ++d) {
-      extent[d] = FastDiv(index.shape[d]), stride[d] = index.stride[0][d];
+      extent[d] = FastDiv(std::max<int64_t>(index.shape[d], 1)), stride[d] = index.stride[0][d];
     }
   }
   // Of the innermost dimension; 1 where there is none.
@@ -195,7 +195,12 @@ __device__ __noinline__ inline void far_offsets(const StridedIndex<3>& kept, int
   kept.offsets(r, at);
 }
 __device__ __forceinline__ void row_offsets(const Plan& plan, int64_t r, int64_t (&at)[3]) {
-  if (plan.kept.ndim > 1) return far_offsets(plan.kept, r, at);
+  if (plan.kept.ndim > 1) {
+    int64_t far[3];  // has an address, at does not: it stays in registers
+    far_offsets(plan.kept, r, far);
+    at[0] = far[0], at[1] = far[1], at[2] = far[2];
+    return;
+  }
 #pragma unroll
   for (int n = 0; n < 3; ++n) at[n] = r * plan.kept.stride[n][0];
 }
@@ -247,7 +252,7 @@ __device__ __forceinline__ typename Op::State combine_group(const Op& op, int64_
 
 // The state of result r's segment: to the workspace, or finished where it is all there is.
 template <class T, class Op>
-__device__ __noinline__ void put(const Source<T>& in, const Plan& plan, const Op& op,
+__device__ __forceinline__ void put(const Source<T>& in, const Plan& plan, const Op& op,
                                  typename Op::State* partials, int64_t r, int64_t segment,
                                  const typename Op::State& state) {
   if (partials) {
@@ -255,7 +260,7 @@ __device__ __noinline__ void put(const Source<T>& in, const Plan& plan, const Op
     return;
   }
   int64_t at[3];
-  plan.kept.offsets(r, at);
+  row_offsets(plan, r, at);
   op.finish(Found<T>{in.x + at[0], plan.reduced, plan.order.n, at[1], in.pivots + at[2]}, state);
 }
 
@@ -284,10 +289,10 @@ __device__ __forceinline__ typename Op::State reduce_chain(const Source<T>& in, 
   const int64_t left = plan.order.pieces - first, left_whole = plan.order.n / kWidth - first;
   const int pieces = static_cast<int>(left < plan.order.chunk ? left : plan.order.chunk);
   const int whole = static_cast<int>(left_whole < pieces ? left_whole : pieces);
+  const T* begin = row + first * kWidth;  // where neighbours follow each other
   Range quick{0, whole};
   if constexpr (!kVector) {
-    quick = plan.flat && plan.reduced.step() == 1 ? shiftable(in, row + first * kWidth, whole)
-                                                  : Range{0, 0};
+    quick = plan.flat && plan.reduced.step() == 1 ? shiftable(in, begin, whole) : Range{0, 0};
   }
   // One by one: what lies across dimensions, or not next to its neighbour, and an incomplete piece.
   const auto add_slowly = [&](int k) {
@@ -305,7 +310,8 @@ __device__ __forceinline__ typename Op::State reduce_chain(const Source<T>& in, 
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int k = j + u * lanes;
-      const T* p = row + plan.reduced.quick_offset((first + k) * kWidth);
+      const T* p = plan.flat ? begin + k * kWidth
+                             : row + plan.reduced.quick_offset((first + k) * kWidth);
       piece[u] = load_quick<kVector>(k < quick.end, p);
     }
 #pragma unroll
