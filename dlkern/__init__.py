@@ -68,6 +68,7 @@ from dlkern.conv import (
 )
 from dlkern.dropout import dropout, dropout_backward
 from dlkern.elementwise import add, add_backward
+from dlkern.embedding import embedding, embedding_backward, one_hot
 from dlkern.gemm import (
     linear,
     linear_backward_input,
@@ -213,6 +214,8 @@ __all__ = [
     "dropout_backward",
     "elu",
     "elu_backward",
+    "embedding",
+    "embedding_backward",
     "explain",
     "geglu",
     "geglu_backward",
@@ -272,6 +275,7 @@ __all__ = [
     "nhwc_to_nchw",
     "nll_loss",
     "nll_loss_backward",
+    "one_hot",
     "permute",
     "pinned_empty",
     "prod",

@@ -318,6 +318,20 @@ def add_backward(
     dy: Any, a_shape: Any, b_shape: Any, out_a: Any, out_b: Any, stream: Any
 ) -> tuple[Any, Any]: ...
 
+# embedding.pxi
+def embedding(ids: Any, weight: Any, out: Any, stream: Any) -> Any: ...
+def embedding_backward(
+    dy: Any,
+    ids: Any,
+    num_embeddings: Any,
+    padding_idx: Any,
+    scale_grad_by_freq: bool,
+    accumulate: bool,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+def one_hot(ids: Any, num_classes: Any, dtype: Any, out: Any, stream: Any) -> Any: ...
+
 # optim.pxi
 def sgd_step(
     param: Any,

@@ -257,6 +257,22 @@ OPS = [
         variant="residual",
     ),
     Op("dropout_backward", {"dy": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}),
+    # embedding
+    Op("embedding", {"ids": integers(0, 9, 5, 3), "weight": normal(9, 8)}, {"out": (5, 3, 8)}),
+    Op(
+        "embedding_backward",
+        {"dy": normal(400, 8), "ids": integers(0, 3, 400, dtype="int32")},
+        {"out": (9, 8)},
+        {"padding_idx": 1},
+        {"num_embeddings": 9},
+        free_axes={"out": (0,)},
+    ),
+    Op(
+        "one_hot",
+        {"ids": integers(0, 9, 5, 3)},
+        {"out": ((5, 3, 9), "int64")},
+        {"num_classes": 9},
+    ),
     # optim
     Op(
         "sgd_step",

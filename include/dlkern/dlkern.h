@@ -7,6 +7,7 @@
 #include <dlkern/core.h>
 #include <dlkern/dropout.h>
 #include <dlkern/elementwise.h>
+#include <dlkern/embedding.h>
 #include <dlkern/gemm.h>
 #include <dlkern/layout.h>
 #include <dlkern/loss.h>

@@ -1,0 +1,225 @@
+// Embedding and one-hot vectors: threads take units of up to 16 bytes of the result in order, as
+// strides and addresses allow, some of them at once. Bound by memory. An id that is out of range is
+// never used as an index: its row becomes NaN, its one-hot vector 0.
+#include "ops/embedding.h"
+
+#include <cstring>
+#include <limits>
+
+#include "core/cast.h"
+#include "core/fast_index.h"
+#include "cuda/prims/gpu.h"
+#include "cuda/prims/vec.cuh"
+
+namespace dlkern {
+namespace {
+
+using namespace gpu;
+
+constexpr int kThreads = 256;
+constexpr int kUnroll = 4;  // units of a thread
+
+struct Ids {
+  const void* data;
+  bool wide;  // int64
+
+  explicit Ids(const Tensor& t) : data(t.data), wide(t.dtype == DType::kInt64) {}
+  __device__ int64_t operator[](int64_t at) const {
+    return wide ? static_cast<const int64_t*>(data)[at] : static_cast<const int32_t*>(data)[at];
+  }
+};
+
+// Rows of the result, and with them the ids; `length` units of a row, `step` apart in y.
+template <int kDims>
+struct Rows {
+  FastIndex<2, kDims> index;  // y, ids: over the rows
+  FastDiv length;
+  int64_t units, step;
+};
+
+template <int kDims>
+Rows<kDims> rows_of(const StridedIndex<2>& index, int64_t length, int64_t step) {
+  return {FastIndex<2, kDims>(index), FastDiv(length), index.numel * length, step};
+}
+
+StridedIndex<2> row_index(const Tensor& y, const Tensor& ids) {
+  return make_index<2>({&y, &ids}, ~(1u << (y.ndim - 1)));
+}
+
+// ---- Embedding --------------------------------------------------------------------------------
+
+template <class Unit>
+struct Table {
+  const Unit* data;
+  int64_t rows, pitch, step;
+  Unit missing;  // NaN
+};
+
+template <class Unit, int kDims>
+__global__ void __launch_bounds__(kThreads, kDims < kMaxDims ? 4 : 2)
+    embedding_kernel(Ids ids, Table<Unit> table, Unit* y,
+                     DLK_GRID_CONSTANT const Rows<kDims> rows) {
+  const int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x;
+  int64_t to[kUnroll], from[kUnroll];
+  bool inside[kUnroll], found[kUnroll];
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    const int64_t unit = first + i * kThreads;
+    inside[i] = unit < rows.units;
+    found[i] = false;
+    if (!inside[i]) continue;
+    const int64_t row = rows.length(unit), c = unit - row * rows.length.divisor();
+    int64_t at[2];
+    rows.index.offsets(row, at);
+    const int64_t id = ids[at[1]];
+    found[i] = id >= 0 && id < table.rows;
+    to[i] = at[0] + c * rows.step;
+    from[i] = id * table.pitch + c * table.step;
+  }
+  Unit v[kUnroll];
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) v[i] = found[i] ? table.data[from[i]] : table.missing;
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    if (inside[i]) y[to[i]] = v[i];
+  }
+}
+
+// Bytes of the largest unit, up to 16, that rows of the table and of y can be cut into.
+int unit_bytes(const EmbeddingForward& p, const StridedIndex<2>& index) {
+  const int item = static_cast<int>(dtype_size(p.y.dtype));
+  int bytes = item;
+  if (p.columns() > 1 && (p.weight.strides[1] != 1 || p.y.strides[p.y.ndim - 1] != 1)) return bytes;
+  for (; bytes < 16; bytes *= 2) {
+    const int64_t items = 2 * bytes / item;
+    bool can = p.columns() % items == 0 && p.weight.strides[0] % items == 0 &&
+               is_aligned(p.weight.data, 2 * bytes) && is_aligned(p.y.data, 2 * bytes);
+    for (int d = 0; d < index.ndim; ++d) can = can && index.stride[0][d] % items == 0;
+    if (!can) break;
+  }
+  return bytes;
+}
+
+template <class Unit>
+Unit filled_with_nan(DType dtype) {
+  return dispatch_floating(dtype, [&]<class T>() {
+    const T nan = cast_wide<T>(std::numeric_limits<float>::quiet_NaN());
+    Unit unit;
+    for (size_t i = 0; i < sizeof(Unit); i += sizeof(T)) {
+      std::memcpy(reinterpret_cast<char*>(&unit) + i, &nan, sizeof(T));
+    }
+    return unit;
+  });
+}
+
+template <class Unit>
+void launch_embedding(const EmbeddingForward& p, StridedIndex<2> index, const Launch& launch) {
+  const int64_t items = sizeof(Unit) / dtype_size(p.y.dtype);
+  for (int d = 0; d < index.ndim; ++d) index.stride[0][d] /= items;
+  const Table<Unit> table{p.weight.as<Unit>(), p.rows(), p.weight.strides[0] / items,
+                          items > 1 ? 1 : p.weight.strides[1], filled_with_nan<Unit>(p.y.dtype)};
+  const int64_t step = items > 1 ? 1 : p.y.strides[p.y.ndim - 1];
+  dispatch_dims(fast_dims(index), [&]<int kDims>() {
+    const auto rows = rows_of<kDims>(index, p.columns() / items, step);
+    launch_kernel(embedding_kernel<Unit, kDims>,
+                  static_cast<unsigned>(ceil_div(rows.units, kThreads * kUnroll)), kThreads, 0,
+                  launch.stream, Ids(p.ids), table, p.y.as<Unit>(), rows);
+  });
+}
+
+void run_embedding(const EmbeddingForward& p, const Launch& launch) {
+  const StridedIndex<2> index = row_index(p.y, p.ids);
+  switch (unit_bytes(p, index)) {
+    case 2:
+      return launch_embedding<uint16_t>(p, index, launch);
+    case 4:
+      return launch_embedding<uint32_t>(p, index, launch);
+    case 8:
+      return launch_embedding<uint64_t>(p, index, launch);
+    default:
+      return launch_embedding<uint4>(p, index, launch);
+  }
+}
+
+// ---- One-hot vectors --------------------------------------------------------------------------
+
+template <class T>
+constexpr int kPack = 16 / static_cast<int>(sizeof(T));
+
+// y and ids are contiguous: packs of neighbours, which may lie in several rows.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 4)
+    one_hot_packs_kernel(Ids ids, T* y, int64_t items, FastDiv classes, T one) {
+  constexpr int n = kPack<T>;
+  const int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) {
+    const int64_t begin = (first + i * kThreads) * n;
+    if (begin >= items) break;
+    int64_t row = classes(begin), c = begin - row * classes.divisor(), id = ids[row];
+    Vec<T, n> v;
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      v.v[k] = c == id ? one : T(0);
+      if (++c == classes.divisor() && begin + k + 1 < items) {
+        c = 0;
+        id = ids[++row];
+      }
+    }
+    if (begin + n <= items) {
+      store_vec(y + begin, v);
+    } else {
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+        if (begin + k < items) y[begin + k] = v.v[k];
+      }
+    }
+  }
+}
+
+template <class T>
+__global__ void one_hot_kernel(Ids ids, T* y, DLK_GRID_CONSTANT const Rows<kMaxDims> rows, T one) {
+  const int64_t unit = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (unit >= rows.units) return;
+  const int64_t row = rows.length(unit), c = unit - row * rows.length.divisor();
+  int64_t at[2];
+  rows.index.offsets(row, at);
+  y[at[0] + c * rows.step] = c == ids[at[1]] ? one : T(0);
+}
+
+template <class T>
+void launch_one_hot(const OneHot& p, const Launch& launch) {
+  const auto one = static_cast<T>(bits_of_one(p.y.dtype));
+  const int64_t items = p.y.numel();
+  if (p.y.is_contiguous() && p.ids.is_contiguous() && is_aligned(p.y.data, 16)) {
+    launch_kernel(one_hot_packs_kernel<T>,
+                  static_cast<unsigned>(ceil_div(items, kThreads * kUnroll * kPack<T>)), kThreads,
+                  0, launch.stream, Ids(p.ids), p.y.as<T>(), items, FastDiv(p.classes()), one);
+  } else {
+    const auto rows = rows_of<kMaxDims>(row_index(p.y, p.ids), p.classes(),
+                                        p.y.strides[p.y.ndim - 1]);
+    launch_kernel(one_hot_kernel<T>, static_cast<unsigned>(ceil_div(items, kThreads)), kThreads, 0,
+                  launch.stream, Ids(p.ids), p.y.as<T>(), rows, one);
+  }
+}
+
+constexpr Impl<EmbeddingForward> kForward[] = {{"units", supports_all, nullptr, run_embedding}};
+constexpr Impl<OneHot> kOneHot[] = {
+    {"packs", supports_all, nullptr,
+     [](const OneHot& p, const Launch& launch) {
+       dispatch_item_size(p.y.dtype, [&]<class T>() { launch_one_hot<T>(p, launch); });
+     }},
+};
+
+}  // namespace
+
+template <>
+ImplList<EmbeddingForward> gpu_impls<EmbeddingForward>() {
+  return kForward;
+}
+template <>
+ImplList<OneHot> gpu_impls<OneHot>() {
+  return kOneHot;
+}
+
+}  // namespace dlkern
