@@ -163,6 +163,7 @@ from dlkern.reduce import (
     vector_norm,
     vector_norm_backward,
 )
+from dlkern.rope import rope, rope_backward
 from dlkern.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from dlkern.tuning import Tuning, autotune
 
@@ -289,6 +290,8 @@ __all__ = [
     "rms_norm",
     "rms_norm_backward",
     "scale_grads",
+    "rope",
+    "rope_backward",
     "scaled_matmul",
     "selu",
     "selu_backward",

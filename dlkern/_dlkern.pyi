@@ -475,6 +475,22 @@ def reduce_backward(
     dy: Any, x: Any, y: Any, kind: str, shape: Any, axis: Any, number: Any, out: Any, stream: Any
 ) -> Any: ...
 
+# rope.pxi
+def rope(
+    x: Any,
+    backward: bool,
+    cos: Any,
+    sin: Any,
+    positions: Any,
+    offset: Any,
+    base: Any,
+    rotary_dim: Any,
+    interleaved: bool,
+    layout: Any,
+    out: Any,
+    stream: Any,
+) -> Any: ...
+
 # gemm.pxi
 def matmul(
     a: Any,

@@ -273,6 +273,27 @@ OPS = [
         {"out": ((5, 3, 9), "int64")},
         {"num_classes": 9},
     ),
+    # rope
+    Op(
+        "rope",
+        {
+            "x": normal(2, 5, 3, 8),
+            "cos": normal(9, 3),
+            "sin": normal(9, 3),
+            "positions": integers(0, 9, 2, 5),
+        },
+        {"out": (2, 5, 3, 8)},
+        {"rotary_dim": 6},
+        free_axes={"x": (2, 3), "cos": (0,), "sin": (0,)},
+    ),
+    Op(
+        "rope",
+        {"x[0]": normal(2, 4, 7, 16), "x[1]": normal(2, 1, 7, 16)},
+        {"out[0]": (2, 4, 7, 16), "out[1]": (2, 1, 7, 16)},
+        {"layout": "BHSD", "interleaved": True, "offset": 3},
+        variant="list",
+    ),
+    Op("rope_backward", {"dy": normal(2, 5, 3, 8)}, {"out": (2, 5, 3, 8)}, {"base": 100.0}),
     # optim
     Op(
         "sgd_step",

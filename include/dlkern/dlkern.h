@@ -16,6 +16,7 @@
 #include <dlkern/optim.h>
 #include <dlkern/pool.h>
 #include <dlkern/reduce.h>
+#include <dlkern/rope.h>
 #include <dlkern/softmax.h>
 
 #endif /* DLKERN_DLKERN_H_ */
