@@ -104,17 +104,58 @@ void transpose(const T* x, T* y, const Transposition& t) {
                });
 }
 
+// memcpy for short runs, without the call.
+inline void copy_short(char* to, const char* from, int64_t bytes) {
+  const auto take = [&]<int kBytes>() {
+    std::memcpy(to, from, kBytes);
+    to += kBytes, from += kBytes;
+  };
+  for (int64_t left = bytes; left >= 32; left -= 32) take.operator()<32>();
+  if (bytes & 16) take.operator()<16>();
+  if (bytes & 8) take.operator()<8>();
+  if (bytes & 4) take.operator()<4>();
+  if (bytes & 2) take.operator()<2>();
+  if (bytes & 1) take.operator()<1>();
+}
+
+// Rows that are contiguous on both sides; the index is that of the rows.
+template <class T>
+void copy_rows(const T* x, T* y, const StridedIndex<2>& rows, int64_t length) {
+  for_each_span(
+      rows,
+      [=](const Span<2>& s) {
+        for (int64_t i = 0; i < s.n; ++i) {
+          copy_short(reinterpret_cast<char*>(y + s.at[0] + i * s.stride[0]),
+                     reinterpret_cast<const char*>(x + s.at[1] + i * s.stride[1]),
+                     length * static_cast<int64_t>(sizeof(T)));
+        }
+      },
+      kSpanGrain / length);
+}
+
 template <class T>
 void copy_runs(const T* x, T* y, const StridedIndex<2>& index) {
-  for_each_span(index, [=](const Span<2>& s) {
-    const T* from = x + s.at[1];
-    T* to = y + s.at[0];
-    if (s.stride[0] == 1 && s.stride[1] == 1) {
-      std::memcpy(to, from, s.n * sizeof(T));
-    } else {
+  constexpr int64_t kShort = 512;  // bytes
+  const int last = index.ndim - 1;
+  if (index.is_flat()) {
+    parallel_for(index.numel, kSpanGrain, [=](int64_t begin, int64_t end) {
+      std::memcpy(y + begin, x + begin, (end - begin) * sizeof(T));
+    });
+  } else if (index.stride[0][last] != 1 || index.stride[1][last] != 1) {
+    for_each_span(index, [=](const Span<2>& s) {
+      const T* from = x + s.at[1];
+      T* to = y + s.at[0];
       for (int64_t i = 0; i < s.n; ++i) to[i * s.stride[0]] = from[i * s.stride[1]];
-    }
-  });
+    });
+  } else if (index.shape[last] * static_cast<int64_t>(sizeof(T)) <= kShort) {
+    StridedIndex<2> rows = index;
+    rows.ndim = last;
+    rows.numel /= index.shape[last];
+    copy_rows(x, y, rows, index.shape[last]);
+  } else {
+    for_each_span(
+        index, [=](const Span<2>& s) { std::memcpy(y + s.at[0], x + s.at[1], s.n * sizeof(T)); });
+  }
 }
 
 template <class T>

@@ -59,8 +59,8 @@ void rotate(const Acc* x, Acc* y, const Acc* cos, const Acc* sin, int64_t n, boo
 }
 
 template <class T>
-void rope_heads(const Rope& p, const Heads& t, int64_t b, int64_t s,
-                const Accumulator<T>* cos, const Accumulator<T>* sin, Accumulator<T>* buffer) {
+void rope_heads(const Rope& p, const Heads& t, int64_t b, int64_t s, const Accumulator<T>* cos,
+                const Accumulator<T>* sin, Accumulator<T>* buffer) {
   using Acc = Accumulator<T>;
   const int64_t depth = p.depth(), x_step = t.x.strides[3], y_step = t.y.strides[3];
   for (int64_t h = 0; h < t.x.shape[2]; ++h) {

@@ -196,8 +196,8 @@ void launch_one_hot(const OneHot& p, const Launch& launch) {
                   static_cast<unsigned>(ceil_div(items, kThreads * kUnroll * kPack<T>)), kThreads,
                   0, launch.stream, Ids(p.ids), p.y.as<T>(), items, FastDiv(p.classes()), one);
   } else {
-    const auto rows = rows_of<kMaxDims>(row_index(p.y, p.ids), p.classes(),
-                                        p.y.strides[p.y.ndim - 1]);
+    const auto rows =
+        rows_of<kMaxDims>(row_index(p.y, p.ids), p.classes(), p.y.strides[p.y.ndim - 1]);
     launch_kernel(one_hot_kernel<T>, static_cast<unsigned>(ceil_div(items, kThreads)), kThreads, 0,
                   launch.stream, Ids(p.ids), p.y.as<T>(), rows, one);
   }

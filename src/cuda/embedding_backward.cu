@@ -62,8 +62,8 @@ __global__ void take_ids_kernel(const void* ids, bool wide,
   if (i >= index.numel) return;
   int64_t at[2];
   index.offsets(i, at);
-  const int64_t id = wide ? static_cast<const int64_t*>(ids)[at[1]]
-                          : static_cast<const int32_t*>(ids)[at[1]];
+  const int64_t id =
+      wide ? static_cast<const int64_t*>(ids)[at[1]] : static_cast<const int32_t*>(ids)[at[1]];
   keys[i] = static_cast<uint32_t>(id >= 0 && id < rows ? id : rows);
 }
 
@@ -121,7 +121,8 @@ struct Sums {
       Columns<T, W> v[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (begin + i < end) v[i] = *reinterpret_cast<const Columns<T, W>*>(from + place[begin + i]);
+        if (begin + i < end)
+          v[i] = *reinterpret_cast<const Columns<T, W>*>(from + place[begin + i]);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -201,15 +202,15 @@ void launch_sums(const Sums<T, G>& s, const Launch& launch) {
                   kThreads, 0, launch.stream, s);
   }
   const int64_t units = s.columns / W;
-  launch_kernel(sum_rows_kernel<T, G, W>,
-                static_cast<unsigned>(ceil_div(s.rows * units, kThreads)), kThreads, 0,
-                launch.stream, s, FastDiv(units));
+  launch_kernel(sum_rows_kernel<T, G, W>, static_cast<unsigned>(ceil_div(s.rows * units, kThreads)),
+                kThreads, 0, launch.stream, s, FastDiv(units));
 }
 
 // Whether W columns at a time are one access on both sides.
 template <class T, class G, int W>
 bool fits(const EmbeddingBackward& p, const StridedIndex<2>& index) {
-  bool fit = p.columns() % W == 0 && p.dy.strides[p.dy.ndim - 1] == 1 && p.dweight.strides[1] == 1 &&
+  bool fit = p.columns() % W == 0 && p.dy.strides[p.dy.ndim - 1] == 1 &&
+             p.dweight.strides[1] == 1 &&
              p.dweight.strides[0] * sizeof(G) % alignof(Columns<G, W>) == 0 &&
              is_aligned(p.dy.data, alignof(Columns<T, W>)) &&
              is_aligned(p.dweight.data, alignof(Columns<G, W>));
@@ -222,8 +223,14 @@ void run(const EmbeddingBackward& p, const Launch& launch) {
   const Workspace w(p);
   auto* memory = static_cast<char*>(launch.workspace);
   const auto at = [&]<class V>(size_t offset) { return reinterpret_cast<V*>(memory + offset); };
-  uint32_t* const keys[2] = {at.template operator()<uint32_t>(w.keys[0]), at.template operator()<uint32_t>(w.keys[1])};
-  int* const values[2] = {at.template operator()<int>(w.values[0]), at.template operator()<int>(w.values[1])};
+  uint32_t* const keys[2] = {
+    at.template operator()<uint32_t>(w.keys[0]),
+    at.template operator()<uint32_t>(w.keys[1])
+  };
+  int* const values[2] = {
+    at.template operator()<int>(w.values[0]),
+    at.template operator()<int>(w.values[1])
+  };
   int* first = at.template operator()<int>(w.first);
   int64_t* place = at.template operator()<int64_t>(w.place);
   const StridedIndex<2> rows = make_index<2>({&p.dy, &p.ids}, ~(1u << (p.dy.ndim - 1)));
@@ -239,21 +246,23 @@ void run(const EmbeddingBackward& p, const Launch& launch) {
   launch_kernel(find_rows_kernel, static_cast<unsigned>(ceil_div(looked_up, kThreads)), kThreads, 0,
                 launch.stream, keys[sorted], values[sorted], index, p.rows(), first, place);
   using Acc = Accumulator<T>;
-  const Sums<T, G> sums{p.dy.as<T>(),
-                        p.dy.strides[p.dy.ndim - 1],
-                        keys[sorted],
-                        first,
-                        place,
-                        at.template operator()<Acc>(w.sums),
-                        p.dweight.as<G>(),
-                        p.dweight.strides[0],
-                        p.dweight.strides[1],
-                        p.rows(),
-                        p.columns(),
-                        p.padding_idx,
-                        w.sort.count,
-                        p.accumulate,
-                        p.scale_by_freq};
+  const Sums<T, G> sums {
+    p.dy.as<T>(),
+    p.dy.strides[p.dy.ndim - 1],
+    keys[sorted],
+    first,
+    place,
+    at.template operator()<Acc>(w.sums),
+    p.dweight.as<G>(),
+    p.dweight.strides[0],
+    p.dweight.strides[1],
+    p.rows(),
+    p.columns(),
+    p.padding_idx,
+    w.sort.count,
+    p.accumulate,
+    p.scale_by_freq
+  };
   constexpr int W = 16 / sizeof(T);
   if (fits<T, G, W>(p, rows)) {
     launch_sums<T, G, W>(sums, launch);

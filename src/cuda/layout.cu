@@ -2,9 +2,10 @@
 //
 // Axes are ordered by y's strides and merged. Where x runs along y's fastest axis too, or nothing else
 // does well, threads copy in y's order, in units of up to 16 bytes, as strides and addresses allow;
-// some loads of a thread are under way at once. One launch takes some dozens of such pieces (concat,
-// split): a block finds its piece by a table of where each one's blocks begin. Transposed copies are
-// in layout_tiles.cu. Bound by memory.
+// some loads of a thread are under way at once. Long rows that are not aligned are read by smaller
+// units, but written 16 bytes at a time. One launch takes some dozens of such pieces (concat, split):
+// a block finds its piece by a table of where each one's blocks begin. Transposed copies are in
+// layout_tiles.cu. Bound by memory.
 #include "cuda/layout.h"
 
 #include <algorithm>
@@ -20,19 +21,47 @@ using namespace gpu;
 
 constexpr int kThreads = 256;
 
-// One piece in units.
+// A piece cut into units of at most 16 bytes, of which a thread takes some.
 template <int kDims>
 struct UnitsOf {
   const void* x;
   void* y;
   FastIndex<2, kDims> index;  // y, x
+
+  UnitsOf() = default;
+  explicit UnitsOf(const CopyPlan& plan) : x(plan.x), y(plan.y), index(plan.index) {}
+  int64_t work() const { return index.numel; }
+};
+
+// A piece of rows that are contiguous on both sides, but not aligned: what 16 aligned bytes of y
+// receive is a chunk, of which a thread takes some.
+template <int kDims>
+struct RowsOf {
+  const void* x;
+  void* y;
+  FastIndex<2, kDims> index;  // y, x: over the rows
+  FastDiv chunks;             // of a row, wherever it begins
+  int64_t length;             // of a row, in units
+
+  RowsOf() = default;
+  explicit RowsOf(const CopyPlan& plan) : x(plan.x), y(plan.y) {
+    StridedIndex<2> rows;
+    const int last = plan.index.ndim - 1;
+    for (int d = 0; d < last; ++d) {
+      rows.push(plan.index.shape[d], {plan.index.stride[0][d], plan.index.stride[1][d]});
+    }
+    index = FastIndex<2, kDims>(rows);
+    length = plan.index.shape[last];
+    chunks = FastDiv(length * plan.item_bytes / 16 + 2);
+  }
+  int64_t work() const { return index.numel * chunks.divisor(); }
 };
 
 // Pieces of one launch, and the first block of each; within the 4 KB that every GPU's kernels take.
-template <int kDims>
+template <class Part>
 struct Pieces {
-  static constexpr int kCount = 3800 / (sizeof(UnitsOf<kDims>) + sizeof(int64_t));
-  UnitsOf<kDims> piece[kCount];
+  static constexpr int kCount = 3800 / (sizeof(Part) + sizeof(int64_t));
+  Part piece[kCount];
   int64_t first[kCount + 1];
   int count = 0;
 
@@ -48,18 +77,16 @@ struct Pieces {
 
 template <class Unit, int kDims>
 constexpr int kUnroll = kDims == 1 && sizeof(Unit) < 16 ? 8 : 4;  // units of a thread
-template <class Unit, int kDims>
-constexpr int kUnitsOfBlock = kThreads * kUnroll<Unit, kDims>;
 
 template <class Unit, int kDims>
 __global__ void __launch_bounds__(kThreads, kDims < kMaxDims ? 4 : 2)
-    copy_kernel(DLK_GRID_CONSTANT const Pieces<kDims> pieces) {
+    copy_units_kernel(DLK_GRID_CONSTANT const Pieces<UnitsOf<kDims>> pieces) {
   constexpr int n = kUnroll<Unit, kDims>;
   const int64_t blocks = pieces.first[pieces.count];
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const int k = pieces.of_block(block);
     const UnitsOf<kDims>& p = pieces.piece[k];
-    const int64_t begin = (block - pieces.first[k]) * kUnitsOfBlock<Unit, kDims> + threadIdx.x;
+    const int64_t begin = (block - pieces.first[k]) * n * kThreads + threadIdx.x;
     Unit v[n];
     int64_t at[n][2];
 #pragma unroll
@@ -70,6 +97,49 @@ __global__ void __launch_bounds__(kThreads, kDims < kMaxDims ? 4 : 2)
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       if (begin + i * kThreads < p.index.numel) static_cast<Unit*>(p.y)[at[i][0]] = v[i];
+    }
+  }
+}
+
+constexpr int kChunks = 2;  // of a thread
+
+template <class Unit, int kDims>
+__global__ void __launch_bounds__(kThreads, kDims == kMaxDims || sizeof(Unit) == 1 ? 2 : 3)
+    copy_rows_kernel(DLK_GRID_CONSTANT const Pieces<RowsOf<kDims>> pieces) {
+  constexpr int n = 16 / static_cast<int>(sizeof(Unit));
+  const int64_t blocks = pieces.first[pieces.count];
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const int k = pieces.of_block(block);
+    const RowsOf<kDims>& p = pieces.piece[k];
+    const int64_t begin = (block - pieces.first[k]) * kChunks * kThreads + threadIdx.x;
+    Vec<Unit, n> v[kChunks];
+    Unit* to[kChunks];
+    int64_t first[kChunks];  // unit of its row that a chunk begins with
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int64_t item = begin + i * kThreads, row = p.chunks(item);
+      int64_t at[2];
+      p.index.offsets(row, at);
+      Unit* y = static_cast<Unit*>(p.y) + at[0];
+      const auto before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(y) % 16 / sizeof(Unit));
+      first[i] = row < p.index.numel ? (item - row * p.chunks.divisor()) * n - before : p.length;
+      to[i] = y + first[i];
+      const Unit* x = static_cast<const Unit*>(p.x) + at[1] + first[i];
+#pragma unroll
+      for (int e = 0; e < n; ++e) {
+        if (first[i] + e >= 0 && first[i] + e < p.length) v[i].v[e] = x[e];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      if (first[i] >= 0 && first[i] + n <= p.length) {
+        store_vec(to[i], v[i]);
+      } else {
+#pragma unroll
+        for (int e = 0; e < n; ++e) {
+          if (first[i] + e >= 0 && first[i] + e < p.length) to[i][e] = v[i].v[e];
+        }
+      }
     }
   }
 }
@@ -107,29 +177,45 @@ CopyPlan in_units(CopyPlan plan, int bytes) {
   return plan;
 }
 
-template <class Unit, int kDims>
-void launch_pieces(std::span<const CopyPlan> plans, const Launch& launch) {
+template <class Part>
+void launch_pieces(void (*kernel)(Pieces<Part>), int per_thread, std::span<const CopyPlan> plans,
+                   const Launch& launch) {
   while (!plans.empty()) {
-    Pieces<kDims> pieces;
+    Pieces<Part> pieces;
     int64_t blocks = 0;
-    const size_t count = std::min<size_t>(plans.size(), Pieces<kDims>::kCount);
+    const size_t count = std::min<size_t>(plans.size(), Pieces<Part>::kCount);
     for (const CopyPlan& plan : plans.first(count)) {
       pieces.first[pieces.count] = blocks;
-      pieces.piece[pieces.count++] = {plan.x, plan.y, FastIndex<2, kDims>(plan.index)};
-      blocks += ceil_div(plan.index.numel, kUnitsOfBlock<Unit, kDims>);
+      const Part& part = pieces.piece[pieces.count++] = Part(plan);
+      blocks += ceil_div(part.work(), kThreads * per_thread);
     }
     pieces.first[pieces.count] = blocks;
-    launch_kernel(copy_kernel<Unit, kDims>, grid_for(blocks, 1, 1 << 20), kThreads, 0,
-                  launch.stream, pieces);
+    launch_kernel(kernel, grid_for(blocks, 1, 1 << 20), kThreads, 0, launch.stream, pieces);
     plans = plans.subspan(count);
   }
 }
 
+// Contiguous rows on both sides that are worth chunks.
+bool has_rows(const CopyPlan& plan) {
+  constexpr int64_t kLong = 64;  // bytes
+  const int last = plan.index.ndim - 1;
+  return last >= 0 && plan.index.stride[0][last] == 1 && plan.index.stride[1][last] == 1 &&
+         plan.index.shape[last] * plan.item_bytes >= kLong;
+}
+
 template <class Unit>
 void launch_units(std::span<const CopyPlan> plans, const Launch& launch) {
+  const bool rows = sizeof(Unit) < 16 && std::all_of(plans.begin(), plans.end(), has_rows);
   int dims = 0;
   for (const CopyPlan& plan : plans) dims = std::max(dims, fast_dims(plan.index));
-  dispatch_dims(dims, [&]<int kDims>() { launch_pieces<Unit, kDims>(plans, launch); });
+  dispatch_dims(dims, [&]<int kDims>() {
+    if constexpr (sizeof(Unit) < 16) {
+      if (rows) {
+        return launch_pieces(copy_rows_kernel<Unit, kDims>, kChunks, plans, launch);
+      }
+    }
+    launch_pieces(copy_units_kernel<Unit, kDims>, kUnroll<Unit, kDims>, plans, launch);
+  });
 }
 
 // All pieces in the smallest of their units.

@@ -274,8 +274,10 @@ void launch_rope(const Rope& p, const Launch& launch) {
     args.depth = static_cast<int>(p.depth());
     args.half = static_cast<int>(p.rotary / 2);
     args.interleaved = p.interleaved;
-    args.position = {p.positions.data, p.positions.dtype == DType::kInt64,
-                     {p.positions.strides[0], p.positions.strides[1]}, p.offset};
+    args.position = {p.positions.data,
+                     p.positions.dtype == DType::kInt64,
+                     {p.positions.strides[0], p.positions.strides[1]},
+                     p.offset};
     args.angles = angles_of<T>(p);
     if (blocks == 0) continue;
     launch_kernel(rope_kernel<T, W>, static_cast<unsigned>(blocks), kThreads, shared_bytes,

@@ -69,12 +69,9 @@ dlk_status_t dlk_embedding_backward(const DLTensor* dy, const DLTensor* ids,
                                     const dlk_launch* launch) {
   return entry("embedding_backward", launch, [&](Call& call) {
     const dlk_embedding_params q = read_params(params, kDefaults);
-    EmbeddingBackward p{call.input("dy", dy),
-                        call.input("ids", ids),
-                        call.inout("dweight", dweight),
-                        q.accumulate != 0,
-                        q.scale_by_freq != 0,
-                        q.padding_idx};
+    EmbeddingBackward p{call.input("dy", dy),           call.input("ids", ids),
+                        call.inout("dweight", dweight), q.accumulate != 0,
+                        q.scale_by_freq != 0,           q.padding_idx};
     call.require_floating(p.dy);
     call.require_rank(p.dweight, 2, 2);
     require_mixed_dtype(call, p.dweight, p.dy);
@@ -86,7 +83,8 @@ dlk_status_t dlk_embedding_backward(const DLTensor* dy, const DLTensor* ids,
     }
     constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
     if (p.ids.numel() >= kMost || p.rows() >= kMost) {
-      fail(DLK_NOT_SUPPORTED, p.ids.numel(), " ids of ", p.rows(), " rows, expected below 2^31 - 1");
+      fail(DLK_NOT_SUPPORTED, p.ids.numel(), " ids of ", p.rows(),
+           " rows, expected below 2^31 - 1");
     }
     p.ids = prepared(call, p.ids, p.dy, p.rows(), p.columns());
     call.run(p);

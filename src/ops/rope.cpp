@@ -63,7 +63,8 @@ void take_rotary_dim(Rope& p, int64_t rotary) {
 
 void take_table(const Call& call, const Rope& p) {
   if (bool(p.cos) != bool(p.sin)) {
-    fail(DLK_INVALID_ARGUMENT, p.cos ? "sin" : "cos", " is NULL, expected both cos and sin or none");
+    fail(DLK_INVALID_ARGUMENT, p.cos ? "sin" : "cos",
+         " is NULL, expected both cos and sin or none");
   }
   if (!p.cos) return;
   call.require_rank(p.cos, 2, 2);
