@@ -15,7 +15,7 @@ def angles(positions, rotary, base=10000.0):
 
 
 def expected_of(x, t, rotary, interleaved=False, sign=1):
-    """x [B, S, H, D], t [B or 1, S, R / 2]; the result and its scale."""
+    """The result for x [B, S, H, D] and t [B or 1, S, R / 2], and its scale."""
     x = float64(x)
     half = rotary // 2
     a = slice(0, rotary, 2) if interleaved else slice(0, half)
@@ -147,12 +147,12 @@ X, T = np.ones((2, 3, 4, 8)), np.ones((9, 4))
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda a: dlkern.rope(a(X[0, 0])), ValueError, "rope: x has 2 dimensions, expected 3 to 4"),
+        (lambda a: dlkern.rope(a(X[0, 0])), ValueError, "rope: x has 2 dimensions, expected"),
         (lambda a: dlkern.rope([a(X), a(X[:, :2])]), ValueError,
          r"x\[1\].shape is \[2, 2, 4, 8\], expected \[2, 3, 4, 8\]"),
         (lambda a: dlkern.rope([a(X), a(X.astype("f4"))]), TypeError, r"x\[1\].dtype is float32"),
         (lambda a: dlkern.rope([]), ValueError, "x is empty"),
-        (lambda a: dlkern.rope(a(X), rotary_dim=5), ValueError, "rotary_dim is 5, expected an even"),
+        (lambda a: dlkern.rope(a(X), rotary_dim=5), ValueError, "rotary_dim is 5, expected"),
         (lambda a: dlkern.rope(a(X), rotary_dim=10), ValueError, "rotary_dim is 10"),
         (lambda a: dlkern.rope(a(X[..., :7])), ValueError, "rotary_dim is 7"),
         (lambda a: dlkern.rope(a(X), layout="SBHD"), ValueError, "layout is 'SBHD'"),
