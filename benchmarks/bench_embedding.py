@@ -31,7 +31,9 @@ def forward_case(name, n, rows, columns, device, group) -> Case:
     weight = torch.randn(rows, columns, device=device).to(getattr(torch, name))
     ids = torch.randint(0, rows, (n,), device=device)
     out = weight.new_empty(n, columns)
-    compiled_rival = compiled(torch.nn.functional.embedding, ids, weight) if group == "table" else {}
+    compiled_rival = (
+        compiled(torch.nn.functional.embedding, ids, weight) if group == "table" else {}
+    )
     return Case(
         f"embedding {n} of {rows}x{columns} {name} fwd",
         {
