@@ -39,8 +39,8 @@ def rope(
         Cosines and sines of each position's angles, of x's dtype or the one it is computed in.
         Without them they are computed, exactly reduced.
     positions : array of int32 or int64, shape (S,) or (B, S), optional
-        Default: `offset`, `offset` + 1, ... One without a row in `cos` fails on the CPU; on a GPU it
-        gives NaN, and fails in debug mode.
+        Default: `offset`, `offset` + 1, ... One without a row in `cos` fails on the CPU; on a GPU
+        it gives NaN, and fails in debug mode.
     offset : int
         The first position, where `positions` is not given.
     base : float

@@ -58,7 +58,7 @@ def test_layouts(backend, rng, layout):
             assert_close(backend.numpy(out), expected, dtype, "sum", scale)
 
 
-# Ids and rows: none, few, rows that are not hit, more than one tile, and rows that take several pieces.
+# Numbers of ids and of rows.
 SETS = {
     "no ids": (0, 5),
     "one row": (900, 1),
@@ -208,7 +208,7 @@ IDS, W = np.array([0, 1]), np.ones((3, 4))
          r"out.shape is \[3, 4\], expected \[2, 4\]"),
         (lambda a: dlkern.embedding_backward(a(W), a(IDS), 5), ValueError,
          r"dy.shape is \[3, 4\], expected \[2, 4\]"),
-        (lambda a: dlkern.embedding_backward(a(W[:2]), a(IDS)), TypeError, "num_embeddings is None"),
+        (lambda a: dlkern.embedding_backward(a(W[:2]), a(IDS)), TypeError, "num_embeddings is"),
         (lambda a: dlkern.embedding_backward(a(W[:2]), a(IDS), 5, padding_idx=5), ValueError,
          "padding_idx is 5"),
         (lambda a: dlkern.embedding_backward(a(W[:2]), a(IDS), 5, accumulate=True), ValueError,
