@@ -45,19 +45,20 @@ static __global__ void __launch_bounds__(kThreads)
 // Exclusive sums in place, by one block.
 static __global__ void __launch_bounds__(kScanThreads) scan_kernel(int* counts, int64_t n) {
   __shared__ int sums[kScanThreads];
-  const int64_t per_thread = ceil_div(n, kScanThreads), begin = threadIdx.x * per_thread;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t per_thread = ceil_div(n, kScanThreads), begin = thread * per_thread;
   const int64_t end = begin + per_thread < n ? begin + per_thread : n;
   int sum = 0;
   for (int64_t i = begin; i < end; ++i) sum += counts[i];
-  sums[threadIdx.x] = sum;
+  sums[thread] = sum;
   __syncthreads();
   for (int step = 1; step < kScanThreads; step *= 2) {
-    const int before = threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
+    const int before = thread >= step ? sums[thread - step] : 0;
     __syncthreads();
-    sums[threadIdx.x] += before;
+    sums[thread] += before;
     __syncthreads();
   }
-  int place = sums[threadIdx.x] - sum;
+  int place = sums[thread] - sum;
   for (int64_t i = begin; i < end; ++i) {
     const int c = counts[i];
     counts[i] = place;
