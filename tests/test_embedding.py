@@ -13,7 +13,7 @@ INDEX = ("int32", "int64")
 
 def gradient(dy, ids, rows, by_freq=False, padding_idx=None):
     """The sum for each row, and that of magnitudes."""
-    dy = float64(dy).reshape(ids.size, -1)
+    dy = float64(dy).reshape(ids.size, dy.shape[-1])
     dweight, scale = np.zeros((2, rows, dy.shape[1]))
     np.add.at(dweight, ids.ravel(), dy)
     np.add.at(scale, ids.ravel(), np.abs(dy))
