@@ -258,7 +258,12 @@ OPS = [
     ),
     Op("dropout_backward", {"dy": normal(5, 37), "rng": integers(0, 99, 2)}, {"out": (5, 37)}),
     # embedding
-    Op("embedding", {"ids": integers(0, 9, 5, 3), "weight": normal(9, 8)}, {"out": (5, 3, 8)}),
+    Op(
+        "embedding",
+        {"ids": integers(0, 9, 5, 3), "weight": normal(9, 8)},
+        {"out": (5, 3, 8)},
+        free_axes={"weight": (0,)},
+    ),
     Op(
         "embedding_backward",
         {"dy": normal(400, 8), "ids": integers(0, 3, 400, dtype="int32")},
@@ -272,6 +277,13 @@ OPS = [
         {"ids": integers(0, 9, 5, 3)},
         {"out": ((5, 3, 9), "int64")},
         {"num_classes": 9},
+    ),
+    Op(
+        "one_hot",
+        {"ids": integers(0, 9, 5, 3, dtype="int32")},
+        {"out": ((5, 3, 9), "float32")},
+        {"num_classes": 9, "dtype": "float32"},
+        variant="int32",
     ),
     # rope
     Op(
