@@ -68,6 +68,7 @@ from dlkern.conv import (
 )
 from dlkern.dropout import dropout, dropout_backward
 from dlkern.elementwise import add, add_backward
+from dlkern.elementwise_kernel import elementwise
 from dlkern.embedding import embedding, embedding_backward, one_hot
 from dlkern.gemm import (
     linear,
@@ -213,6 +214,7 @@ __all__ = [
     "devices",
     "dropout",
     "dropout_backward",
+    "elementwise",
     "elu",
     "elu_backward",
     "embedding",

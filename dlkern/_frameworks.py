@@ -6,9 +6,11 @@ type, so none is ever imported here unless the caller already holds an array of 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 _CPU_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
@@ -89,6 +91,19 @@ def _memory_resource(device_id: int) -> Any:
     device = cuda.core.Device(device_id)
     device.set_current()
     return cuda.core.DeviceMemoryResource(device_id)
+
+
+@contextlib.contextmanager
+def current_device(device_id: int) -> Iterator[None]:
+    """The GPU made current for work of ours, and the previous one again."""
+    import cuda.core
+
+    previous = cuda.core.Device()
+    cuda.core.Device(device_id).set_current()
+    try:
+        yield
+    finally:
+        previous.set_current()
 
 
 def stream_object(handle: int) -> Any:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,24 +70,11 @@ def autotune(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Tu
         key = plan.tuning_key
         if plan.device is None or key in found or len(plan.candidates) < 2:
             continue
-        with _current(plan.device):
+        with _frameworks.current_device(plan.device):
             timer = GpuTimer(plan.device, plan.stream)
             found[key] = _tune(key, plan.candidates, lambda: function(*args, **kwargs), timer)
         _store(plan.device, key, found[key].chosen)
     return list(found.values())
-
-
-@contextlib.contextmanager
-def _current(device_id: int) -> Iterator[None]:
-    """The GPU made current for events and memory of ours, and the previous one again."""
-    import cuda.core
-
-    previous = cuda.core.Device()
-    cuda.core.Device(device_id).set_current()
-    try:
-        yield
-    finally:
-        previous.set_current()
 
 
 class GpuTimer:
@@ -154,12 +141,16 @@ _lock = threading.Lock()
 _loaded: set[int] = set()
 
 
-def _path() -> Path:
+def cache_folder() -> Path:
+    """Where this and what is compiled at run time are kept."""
     folder = os.environ.get("DLKERN_CACHE")
     if folder:
-        return Path(folder, "tuning.json")
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "dlkern", "tuning.json")
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dlkern")
+
+
+def _path() -> Path:
+    return cache_folder() / "tuning.json"
 
 
 def _read() -> dict[str, dict[str, str]]:

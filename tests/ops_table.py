@@ -25,7 +25,7 @@ import dlkern
 # Public, but no ops.
 NOT_OPS = {
     "DeviceError", "Event", "Plan", "Stream", "Tuning", "autotune", "build_info", "device_empty",
-    "devices", "explain", "get_include", "get_library", "get_num_threads", "pinned_empty",
+    "devices", "elementwise", "explain", "get_include", "get_library", "get_num_threads", "pinned_empty",
     "set_num_threads", "workspace",
 }  # fmt: skip
 

@@ -1,4 +1,5 @@
-/* Element-wise arithmetic with broadcasting. */
+/* Element-wise arithmetic with broadcasting, and the way through memory for kernels of the caller's
+ * own. */
 #ifndef DLKERN_ELEMENTWISE_H_
 #define DLKERN_ELEMENTWISE_H_
 
@@ -30,6 +31,31 @@ DLK_API dlk_status_t dlk_add(const DLTensor* a, const DLTensor* b, const DLTenso
  * where nothing was repeated. */
 DLK_API dlk_status_t dlk_add_backward(const DLTensor* dy, const DLTensor* da,
                                       const dlk_launch* launch);
+
+#define DLK_WALK_TENSORS 16
+#define DLK_WALK_DIMS 8
+
+/* Tensors walked together: element (i_0, i_1, ...) of tensor t lies sum_d i_d strides[t][d] elements
+ * behind its first one. */
+typedef struct dlk_walk {
+  uint32_t struct_size;
+  int32_t ndim; /* 0: a single element, or none */
+  int64_t numel;
+  int64_t shape[DLK_WALK_DIMS];
+  int64_t strides[DLK_WALK_TENSORS][DLK_WALK_DIMS]; /* in elements; 0 where a tensor is repeated */
+} dlk_walk;
+
+/* How a kernel of the caller's own is to walk `outputs` + `inputs` tensors, the outputs first: over
+ * the shape that the inputs broadcast to and that all outputs have, in the order in which the first
+ * output lies in memory, with dimensions merged where all tensors allow it. Contiguous tensors give
+ * one dimension of stride 1.
+ * Checks what dlk_add checks: one device, shapes, outputs that overlap neither each other nor an
+ * input, but for an output that is an input itself. dtypes: float64, float32, float16, bfloat16,
+ * int8, uint8, int32, int64, uint64, bool. op and names are those that messages use. */
+DLK_API dlk_status_t dlk_elementwise_walk(const char* op, int32_t outputs, int32_t inputs,
+                                          const DLTensor* const* tensors,
+                                          const char* const* names, dlk_walk* walk,
+                                          const dlk_launch* launch);
 
 #ifdef __cplusplus
 }

@@ -2,8 +2,12 @@
 
 #include <dlkern/elementwise.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <string>
 
+#include "core/index.h"
 #include "ops/reduce.h"
 
 namespace dlkern {
@@ -11,18 +15,27 @@ namespace {
 
 constexpr dlk_add_params kDefaults = DLK_ADD_PARAMS_INIT;
 
-Dims broadcast_shape(const Tensor& a, const Tensor& b, int ndim) {
-  const Tensor wide_a = with_rank(a, ndim), wide_b = with_rank(b, ndim);
-  Dims shape{};
-  for (int d = 0; d < ndim; ++d) {
-    const int64_t m = wide_a.shape[d], n = wide_b.shape[d];
+struct Shape {
+  Dims extents{};
+  int ndim = 0;
+};
+Shape shape_of(const Tensor& t) { return {t.shape, t.ndim}; }
+
+// What t and a shape broadcast to; `whose` tells in messages whose that shape is.
+Shape broadcast(const Shape& with, const Tensor& t, const std::string& whose) {
+  Shape result;
+  result.ndim = std::max(with.ndim, t.ndim);
+  for (int back = 1; back <= result.ndim; ++back) {
+    const int64_t m = back <= with.ndim ? with.extents[with.ndim - back] : 1;
+    const int64_t n = back <= t.ndim ? t.shape[t.ndim - back] : 1;
     if (m != n && m != 1 && n != 1) {
-      fail(DLK_INVALID_ARGUMENT, b.name, ".shape is ", shape_string(b),
-           ", expected one that broadcasts with ", shape_string(a), " (", a.name, ".shape)");
+      fail(DLK_INVALID_ARGUMENT, t.name, ".shape is ", shape_string(t),
+           ", expected one that broadcasts with ", shape_string(with.extents.data(), with.ndim),
+           " (", whose, ")");
     }
-    shape[d] = m == 1 ? n : m;
+    result.extents[result.ndim - back] = m == 1 ? n : m;
   }
-  return shape;
+  return result;
 }
 
 void require_whole(const char* name, double value) {
@@ -30,6 +43,62 @@ void require_whole(const char* name, double value) {
     fail(DLK_INVALID_ARGUMENT, name, " is ", value,
          ", expected a whole number for integer tensors");
   }
+}
+
+// The operands of dlk_elementwise_walk, checked.
+struct Operands {
+  std::array<Tensor, DLK_WALK_TENSORS> tensors;  // the outputs first; the rest is absent
+  Shape shape;
+};
+
+Operands operands_of(Call& call, int outputs, int inputs, const DLTensor* const* tensors,
+                     const char* const* names) {
+  if (outputs < 1 || inputs < 0 || outputs + inputs > DLK_WALK_TENSORS) {
+    fail(DLK_INVALID_ARGUMENT, outputs, " outputs and ", inputs,
+         " inputs are given, expected at least one output and at most ", DLK_WALK_TENSORS,
+         " tensors");
+  }
+  Operands all;
+  const auto take = [&](int i, bool is_output) {
+    Tensor& t = all.tensors[i];
+    t = is_output ? call.output(names[i], tensors[i]) : call.input(names[i], tensors[i]);
+    call.require_dtype(t, {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                           DType::kInt8, DType::kUInt8, DType::kInt32, DType::kInt64,
+                           DType::kUInt64, DType::kBool});
+  };
+  for (int i = outputs; i < outputs + inputs; ++i) {  // first: they decide the device
+    take(i, false);
+    all.shape = broadcast(all.shape, all.tensors[i], "the inputs before it");
+  }
+  for (int i = 0; i < outputs; ++i) {
+    take(i, true);
+    if (i == 0 && inputs == 0) all.shape = shape_of(all.tensors[0]);
+    call.require_shape(all.tensors[i], std::span(all.shape.extents.data(), all.shape.ndim),
+                       "the inputs broadcast");
+    for (int k = outputs; k < outputs + inputs; ++k) {
+      call.require_same_or_disjoint(all.tensors[i], all.tensors[k]);
+    }
+    for (int k = 0; k < i; ++k) call.require_disjoint(all.tensors[i], all.tensors[k]);
+  }
+  for (int i = outputs; i < outputs + inputs; ++i) {
+    all.tensors[i] = with_rank(all.tensors[i], all.shape.ndim);
+  }
+  return all;
+}
+
+dlk_walk walk_of(const Operands& all) {
+  const auto& t = all.tensors;
+  const auto index = in_memory_order(make_index<DLK_WALK_TENSORS>(
+      {&t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7], &t[8], &t[9], &t[10], &t[11],
+       &t[12], &t[13], &t[14], &t[15]}));
+  dlk_walk walk{};
+  walk.ndim = index.ndim;
+  walk.numel = index.numel;
+  static_assert(kMaxDims == DLK_WALK_DIMS);
+  std::copy(std::begin(index.shape), std::end(index.shape), walk.shape);
+  std::copy(&index.stride[0][0], &index.stride[0][0] + DLK_WALK_TENSORS * kMaxDims,
+            &walk.strides[0][0]);
+  return walk;
 }
 
 }  // namespace
@@ -48,16 +117,15 @@ dlk_status_t dlk_add(const DLTensor* a_, const DLTensor* b_, const DLTensor* y_,
                            DType::kInt32, DType::kInt64});
     call.require_same_dtype(b, a);
     call.require_same_dtype(y, a);
-    const int ndim = std::max(a.ndim, b.ndim);
-    const Dims shape = broadcast_shape(a, b, ndim);
-    call.require_shape(y, std::span(shape.data(), ndim), "a and b broadcast");
+    const Shape shape = broadcast(shape_of(a), b, std::string(a.name) + ".shape");
+    call.require_shape(y, std::span(shape.extents.data(), shape.ndim), "a and b broadcast");
     call.require_same_or_disjoint(y, a);
     call.require_same_or_disjoint(y, b);
     if (is_index(a.dtype)) {
       require_whole("alpha", p.alpha);
       require_whole("beta", p.beta);
     }
-    call.run(Add{with_rank(a, ndim), with_rank(b, ndim), y, p.alpha, p.beta});
+    call.run(Add{with_rank(a, y.ndim), with_rank(b, y.ndim), y, p.alpha, p.beta});
   });
 }
 
@@ -85,6 +153,17 @@ dlk_status_t dlk_add_backward(const DLTensor* dy_, const DLTensor* da_, const dl
     } else {
       call.require_disjoint(da, dy);
       call.run(Reduce{dy, wide, axes, DLK_REDUCE_SUM});
+    }
+  });
+}
+
+dlk_status_t dlk_elementwise_walk(const char* op, int32_t outputs, int32_t inputs,
+                                  const DLTensor* const* tensors, const char* const* names,
+                                  dlk_walk* walk, const dlk_launch* launch) {
+  return entry(op, launch, [&](Call& call) {
+    const Operands all = operands_of(call, outputs, inputs, tensors, names);
+    if (!write_struct(walk, walk_of(all))) {
+      fail(DLK_INVALID_ARGUMENT, "walk is NULL or has no struct_size");
     }
   });
 }

@@ -11,7 +11,7 @@ from cpython.pycapsule cimport (
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, intptr_t, uint64_t, uintptr_t  # no-cython-lint
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from core cimport *
 

@@ -7,6 +7,14 @@ cdef extern from "dlkern/elementwise.h" nogil:
     dlk_status_t dlk_add(const DLTensor*, const DLTensor*, const DLTensor*, const dlk_add_params*,
                          const dlk_launch*)
     dlk_status_t dlk_add_backward(const DLTensor*, const DLTensor*, const dlk_launch*)
+    ctypedef struct dlk_walk:
+        uint32_t struct_size
+        int32_t ndim
+        int64_t numel
+        int64_t shape[8]
+        int64_t strides[16][8]
+    dlk_status_t dlk_elementwise_walk(const char*, int32_t, int32_t, const DLTensor* const*,
+                                      const char* const*, dlk_walk*, const dlk_launch*)
 
 
 cdef int broadcast_shape(const DLTensor* a, const DLTensor* b, int64_t* shape) noexcept:
@@ -93,3 +101,113 @@ def add_backward(dy, a_shape, b_shape, out_a, out_b, stream):
     if None not in calls:
         require_broadcast(calls[0], calls[1])
     return tuple([None if call is None else run_gradient(call, False) for call in calls])
+
+
+@cython.final
+cdef class ElementwiseCall:
+    """One call of a kernel that is not in the library: arrays in, outputs made, and the way through
+    them all. Outputs come first in what walk() returns, in the order in which they were added."""
+    cdef Call call
+    cdef list names
+    cdef list written        # for each slot whether it is an output
+
+    def __init__(self, str op, stream):
+        self.call = Call(op, stream)
+        self.names, self.written = [], []
+
+    def input(self, str name, array):
+        """Adds an array that is read; returns its dtype."""
+        tensor = self.call.input(name, array)
+        self.names.append(name)
+        self.written.append(False)
+        return dtype_name(tensor.dtype)
+
+    def inout(self, str name, array):
+        """Adds one that is read and written in place, as an input and as an output."""
+        tensor = self.call.inout(name, array)
+        self.call.outputs.append(array)
+        self.names.append(name)
+        self.written.append(None)
+        return dtype_name(tensor.dtype)
+
+    def shape(self):
+        """The shape that the inputs broadcast to. Extents that do not fit together are left to
+        walk(), whose message names them."""
+        cdef int64_t shape[MAX_DIMS]
+        cdef int64_t before[MAX_DIMS]
+        cdef DLTensor so_far
+        so_far.ndim, so_far.shape = 0, before
+        for i in range(self.call.count):
+            so_far.ndim = broadcast_shape(&so_far, &self.call.slots[i].tensor, shape)
+            memcpy(before, shape, sizeof(shape))
+        return tuple([shape[d] for d in range(so_far.ndim)])
+
+    def output(self, str name, str keyword, out, tuple shape, str dtype):
+        """Adds an array that is written: `out`, known to the caller by `keyword`, or a new one.
+        Returns its dtype."""
+        cdef int64_t extents[MAX_DIMS]
+        if out is not None:
+            tensor = self.call.inout(keyword, out)
+            self.call.outputs.append(out)
+            name = keyword
+        else:
+            for d, extent in enumerate(shape):
+                extents[d] = extent
+            tensor = self.call.allocate(name, <int>len(shape), extents, dtype_named(dtype))
+        self.names.append(name)
+        self.written.append(True)
+        return dtype_name(tensor.dtype)
+
+    def walk(self):
+        """The shape to walk; for each tensor, outputs first, its index among those that were added,
+        its address and its strides in elements."""
+        cdef const DLTensor* tensors[16]   # of DLK_WALK_TENSORS
+        cdef const char* names[16]
+        cdef dlk_walk walk
+        encoded = [name.encode() for name in self.names]
+        outputs = [i for i, kind in enumerate(self.written) if kind is not False]
+        inputs = [i for i, kind in enumerate(self.written) if kind is not True]
+        if len(outputs) + len(inputs) > 16:
+            raise ValueError(f"{self.call.op}: {len(outputs) + len(inputs)} arrays are given, "
+                             "expected at most 16 (in place counts twice)")
+        for slot, i in enumerate(outputs + inputs):
+            tensors[slot] = &self.call.slots[<int>i].tensor
+            names[slot] = encoded[i]
+        walk.struct_size = sizeof(dlk_walk)
+        op = self.call.op.encode()
+        cdef const char* op_name = op
+        cdef int32_t n_outputs = <int32_t>len(outputs), n_inputs = <int32_t>len(inputs)
+        with nogil:
+            self.call.status = dlk_elementwise_walk(op_name, n_outputs, n_inputs, tensors, names,
+                                                    &walk, &self.call.launch)
+        if self.call.status != DLK_SUCCESS:
+            self.call.fail()
+        ndim = walk.ndim
+        operands = [
+            (i, <uintptr_t>tensors[slot].data + tensors[slot].byte_offset,
+             tuple([walk.strides[slot][d] for d in range(ndim)]))
+            for slot, i in enumerate(outputs + inputs)
+        ]
+        return tuple([walk.shape[d] for d in range(ndim)]), walk.numel, operands
+
+    @property
+    def device(self):
+        """Index of the GPU, None for the CPU."""
+        return self.call.first_tensor.device.device_id if on_gpu(self.call.first_tensor) else None
+
+    @property
+    def stream(self):
+        return <uintptr_t>self.call.launch.stream
+
+    def explains(self, str implementation, str explanation):
+        """Whether explain() asked: the plan is then told and nothing is to be run."""
+        if not self.call.launch.flags & DLK_LAUNCH_PLAN_ONLY:
+            return False
+        _explained.plans.append((self.call.op, implementation, explanation, 0, "", (), self.device,
+                                 self.stream))
+        return True
+
+    def result(self):
+        """The outputs, after the kernel was run or queued: one array or a tuple."""
+        self.call.launch.flags = 0       # explains() has told the plan
+        return self.call.result()
