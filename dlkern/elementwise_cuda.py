@@ -21,7 +21,7 @@ import numpy as np
 from dlkern import _frameworks, tuning
 from dlkern.elementwise_language import COMPUTED, TYPES, Kernel
 
-THREADS = 256
+THREADS = 128
 
 ITEMSIZE = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4,
@@ -159,7 +159,8 @@ template <int W> struct Storing<bfloat16, W, float> {
       u32 words[W / 2];
 #pragma unroll
       for (int k = 0; k < W / 2; ++k) {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[k]) : "f"(from[2 * k + 1]), "f"(from[2 * k]));
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
+            : "=r"(words[k]) : "f"(from[2 * k + 1]), "f"(from[2 * k]));
         to.v[2 * k].bits = static_cast<u16>(words[k]);
         to.v[2 * k + 1].bits = static_cast<u16>(words[k] >> 16);
       }
@@ -171,7 +172,7 @@ template <int W> struct Storing<bfloat16, W, float> {
 
 _CPP = {
     "float16": "float16", "bfloat16": "bfloat16", "int8": "signed char", "uint8": "unsigned char",
-    **{name: cpp for name, cpp in TYPES.items()},
+    **TYPES,
 }  # fmt: skip
 
 
@@ -301,9 +302,7 @@ def source_of(
 
 
 def divisor(n: int) -> tuple[int, int]:
-    """Multiplier and shift with which positions below 2^31 are divided by n < 2^31: see
-    src/core/fast_div.h.
-    """
+    """Multiplier and shift that divide positions below 2^31 by n < 2^31 (src/core/fast_div.h)."""
     shift = 31 + (n - 1).bit_length()
     return -(-(1 << shift) // n), shift
 

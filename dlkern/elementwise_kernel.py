@@ -26,16 +26,16 @@ def elementwise(
         leaky = dlkern.elementwise("y = x > 0 ? x : a * x")
         y = leaky(x, 0.1)  # or leaky(x=x, a=0.1, out=y)
 
-    Names that are read before they are assigned are inputs: arrays, or scalars where a Python number
-    is given. Names that are assigned without a type are outputs; one that is both is updated in
-    place. ``float t = ...;`` declares a local. A program may have several statements, separated by
-    ``;``.
+    Names that are read before they are assigned are inputs: arrays, or scalars where a Python
+    number is given. Names that are assigned without a type are outputs; one that is both is updated
+    in place. ``float t = ...;`` declares a local. A program may have several statements, separated
+    by ``;``.
 
     Expressions are those of C++: arithmetic, comparisons, ``?:``, bits, casts, the functions of
-    ``<math.h>``, and ``min`` ``max`` ``clamp`` ``where`` ``abs`` ``rsqrt``. float16 and bfloat16 are
-    computed in float. A floating number without suffix and a Python float have the type ``real``:
-    double where an array is float64, else float. Nothing is contracted to a multiply-add unless
-    ``fma`` says so, so that ``+ - * /`` and ``sqrt`` give the same bits on every device.
+    ``<math.h>``, and ``min`` ``max`` ``clamp`` ``where`` ``abs`` ``rsqrt``. float16 and bfloat16
+    are computed in float. A floating number without suffix and a Python float have the type
+    ``real``: double where an array is float64, else float. Nothing is contracted to a multiply-add
+    unless ``fma`` says so, so that ``+ - * /`` and ``sqrt`` give the same bits on every device.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ def elementwise(
     Notes
     -----
     On a GPU the first call for given dtypes and a kind of layout compiles by NVRTC (which needs
-    cuda-core), the result is kept in ``$DLKERN_CACHE`` (default ``~/.cache/dlkern``); later calls can
-    be captured in a CUDA graph. The CPU computes blocks by NumPy.
+    cuda-core), the result is kept in ``$DLKERN_CACHE`` (default ``~/.cache/dlkern``); later calls
+    can be captured in a CUDA graph. The CPU computes blocks by NumPy.
     """
     return ElementwiseKernel(code, inputs, dtypes)
 

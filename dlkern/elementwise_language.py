@@ -3,15 +3,15 @@
 ::
 
     code       = statement (";" statement)* [";"]
-    statement  = [type] name ("=" | "+=" | "-=" | "*=" | "/=" | "%=" | "&=" | "|=" | "^=") expression
-    expression = C's: ?: || && | ^ & == != < <= > >= << >> + - * / % ! ~ casts calls
+    statement  = [type] name ("=" | "+=" | "-=" | "*=" | "/=" | "%=" | "&=" | "|=" | "^=") value
+    value      = C's: ?: || && | ^ & == != < <= > >= << >> + - * / % ! ~ casts calls
 
-Operators, precedence and conversions are those of C++. Two things differ: a floating literal without
-suffix, like a Python number given as a scalar, has the type `real` and does not turn float into
-double; and integers of fewer than 32 bits become int where they are read. Comments are C's.
+Operators, precedence and conversions are those of C++. Two things differ: a floating literal
+without suffix, like a Python number given as a scalar, has the type `real` and does not turn float
+into double; and integers of fewer than 32 bits become int where they are read. Comments are C's.
 
-`parse` gives a Program, which knows its names; `Program.typed` gives it types and so a Kernel, which
-`cpp` prints for a GPU's compiler and `evaluate` computes with NumPy.
+A Program is parsed code, which knows its names; `Program.typed` gives it types and so a Kernel,
+which `cpp` prints for a GPU's compiler and `evaluate` computes with NumPy.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ FUNCTIONS: dict[str, Function] = {
                 "sin",
             )
         },
-        **{n: n for n in ("cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "rint")},
+        **{
+            n: n
+            for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc", "rint")
+        },
         **{f"a{n}": f"arc{n}" for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
     }.items()
 }
@@ -394,8 +397,10 @@ def _names_in(node: Node) -> list[Node]:
 
 
 class Program:
-    """Parsed code. `inputs` are the names that are read before anything is assigned to them, and
-    `outputs` those that are assigned without a declaration; a name can be both (in place).
+    """Parsed code.
+
+    `inputs` are the names that are read before anything is assigned to them, and `outputs` those
+    that are assigned without a declaration; a name can be both (in place).
     """
 
     def __init__(self, op: str, text: str) -> None:
@@ -557,7 +562,8 @@ class Kernel:
         return "\n".join(lines)
 
     def evaluate(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The names that were assigned, from arrays (or NumPy scalars) of the types of the inputs.
+        """The names that were assigned, from arrays or NumPy scalars of the types of the inputs.
+
         Call it under ``np.errstate(all="ignore")``.
         """
         known = dict(values)

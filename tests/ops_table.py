@@ -25,8 +25,8 @@ import dlkern
 # Public, but no ops.
 NOT_OPS = {
     "DeviceError", "Event", "Plan", "Stream", "Tuning", "autotune", "build_info", "device_empty",
-    "devices", "elementwise", "explain", "get_include", "get_library", "get_num_threads", "pinned_empty",
-    "set_num_threads", "workspace",
+    "devices", "elementwise", "explain", "get_include", "get_library", "get_num_threads",
+    "pinned_empty", "set_num_threads", "workspace",
 }  # fmt: skip
 
 Shape = tuple[int, ...]

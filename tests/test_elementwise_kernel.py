@@ -255,7 +255,7 @@ def test_which_way_is_taken(backend):
     assert "x is at an address that is no multiple of 16" in why
 
 
-# ---- GPU sources, without a GPU --------------------------------------------------------------------
+# ---- GPU sources, without a GPU ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "bool"])
@@ -402,9 +402,7 @@ def test_bad_code_is_shown(code, where, message):
 
 
 def test_integers_only(backend):
-    with pytest.raises(
-        TypeError, match=r"line 1, column 7: % takes integers, one operand is float"
-    ):
+    with pytest.raises(TypeError, match="column 7: % takes integers, one operand is float"):
         dlkern.elementwise("y = x % 2")(backend.array(ONES))
 
 
