@@ -1,8 +1,7 @@
 // Gradient of cross entropy, and the loss with it where that is wanted; the formulas are in loss.cuh.
 //
-// Layout: as loss_forward.cu. Neighbouring classes, up to 32 KB of them (512 KB on Hopper), stay in
-// the registers of a team of threads (prims/row_pieces.cuh), those over 32 KB together with the next
-// one, which is on its way meanwhile (prims/row_prefetch.cuh): read once, written once. Longer rows go
+// Layout: as loss_forward.cu. Neighbouring classes, up to 64 KB of them (512 KB on Hopper), stay in
+// the registers of a team of threads (prims/row_pieces.cuh): read once, written once. Longer rows go
 // through a block in chunks, twice, and other rows are walked by one group of threads, twice.
 // dlogits may be logits: a thread writes where it alone reads, after all have read what lies at the
 // label. For a mean the sum of the rows' weights is taken first.
@@ -11,7 +10,6 @@
 // the second read from the L2 cache where it fits. 8192 x 128256 in bfloat16: 4.20 GB, 1.00 ms at
 // the 4.2 TB/s of an H200, the loss included.
 #include "cuda/loss.cuh"
-#include "cuda/prims/row_prefetch.cuh"
 
 namespace dlkern {
 namespace {
@@ -80,29 +78,16 @@ __device__ __forceinline__ void finish_row(const Rows<T>& rows, RowTeam<kBlocks>
   row.logits.store(rows.gradient + at[kOfGradient], n, team, out_align);
 }
 
-template <class T, int kItems>
+template <class T, int kItems, bool kBlocks>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     cross_entropy_backward_registers_kernel(const DLK_GRID_CONSTANT Rows<T> rows, int team_size,
                                             int align, int out_align) {
-  RowTeam<false> team(team_size);
+  RowTeam<kBlocks> team(team_size);
   const bool there = team.row < rows.count;
   const int n = there ? static_cast<int>(rows.classes) : 0;
   HeldRow<T, kItems> row;
   load_row(rows, team, there ? team.row : 0, n, align, row);
   finish_row(rows, team, team.row, n, out_align, row);
-}
-
-template <class T, bool kBlocks>
-__global__ void __launch_bounds__(kRowThreads, 1)
-    cross_entropy_backward_long_kernel(const DLK_GRID_CONSTANT Rows<T> rows, int team_size,
-                                       int align, int out_align) {
-  RowTeam<kBlocks> team(team_size);
-  const int n = static_cast<int>(rows.classes);
-  using Row = HeldRow<T, kLongItems>;
-  for_rows<Row>(
-      team, rows.count,
-      [&](int64_t number, Row& row) { load_row(rows, team, number, n, align, row); },
-      [&](int64_t number, Row& row) { finish_row(rows, team, number, n, out_align, row); });
   team.end();
 }
 
@@ -206,20 +191,11 @@ void run(const CrossEntropyBackward& p, const Launch& launch, F&& launch_kernels
 template <class T>
 void launch_registers(const CrossEntropyBackward& p, const Launch& launch) {
   run<T>(p, launch, [&](const Rows<T>& rows, int align, int out_align) {
-    const RowPlan plan = plan_row(rows.classes, kPiece<T>, 4);
-    launch_rows(plan.items == 2 ? cross_entropy_backward_registers_kernel<T, 2>
-                                : cross_entropy_backward_registers_kernel<T, 4>,
-                plan, rows.count, launch.stream, rows, plan.size, align, out_align);
-  });
-}
-
-template <class T>
-void launch_long(const CrossEntropyBackward& p, const Launch& launch) {
-  run<T>(p, launch, [&](const Rows<T>& rows, int align, int out_align) {
-    const RowPlan plan = plan_long_row(rows.classes, kPiece<T>, kLongItems);
-    launch_long_rows(plan.blocks() == 1 ? cross_entropy_backward_long_kernel<T, false>
-                                        : cross_entropy_backward_long_kernel<T, true>,
-                     plan, rows.count, launch.stream, rows, plan.size, align, out_align);
+    const RowPlan plan = plan_row(rows.classes, kPiece<T>);
+    const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
+      return cross_entropy_backward_registers_kernel<T, kItems, kBlocks>;
+    });
+    launch_rows(kernel, plan, rows.count, launch.stream, rows, plan.size, align, out_align);
   });
 }
 
@@ -247,20 +223,11 @@ constexpr Impl<CrossEntropyBackward> kBackward[] = {
     {"registers",
      [](const CrossEntropyBackward& p) {
        const char* reason = weights_not_in_pieces(p);
-       return reason ? reason : not_in_a_block({&p.logits, &p.dlogits}, p.axis, 4);
+       return reason ? reason : not_in_registers({&p.logits, &p.dlogits}, p.axis);
      },
      row_sums_bytes<CrossEntropyBackward>,
      [](const CrossEntropyBackward& p, const Launch& launch) {
        dispatch_floating(p.logits.dtype, [&]<class T>() { launch_registers<T>(p, launch); });
-     }},
-    {"long_rows",
-     [](const CrossEntropyBackward& p) {
-       const char* reason = weights_not_in_pieces(p);
-       return reason ? reason : not_long_rows({&p.logits, &p.dlogits}, p.axis, kLongItems);
-     },
-     row_sums_bytes<CrossEntropyBackward>,
-     [](const CrossEntropyBackward& p, const Launch& launch) {
-       dispatch_floating(p.logits.dtype, [&]<class T>() { launch_long<T>(p, launch); });
      }},
     {"chunks",
      [](const CrossEntropyBackward& p) {

@@ -20,7 +20,6 @@
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
 #include "cuda/prims/row_pieces.cuh"
-#include "cuda/prims/row_prefetch.cuh"
 #include "cuda/prims/rows.cuh"
 #include "cuda/prims/softmax.cuh"
 #include "cuda/softmax.h"
@@ -162,11 +161,11 @@ __device__ __forceinline__ void compute(RowTeam<kBlocks>& team, RowPieces<T, kIt
   });
 }
 
-template <class T, int kItems, bool kLog>
+template <class T, int kItems, bool kBlocks, bool kLog>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     softmax_registers_kernel(const T* x, T* y, const DLK_GRID_CONSTANT Args<T, 2> args,
                              int team_size, int align_x, int align_y) {
-  RowTeam<false> team(team_size);
+  RowTeam<kBlocks> team(team_size);
   const bool there = team.row < args.rows.numel;
   const int n = there ? static_cast<int>(args.n) : 0;
   int64_t at[2];
@@ -175,28 +174,6 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   row.load(x + at[0], n, team, align_x, static_cast<T>(-INFINITY));
   compute<kLog>(team, row, args.scale);
   row.store(y + at[1], n, team, align_y);
-}
-
-template <class T, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, 1)
-    softmax_long_kernel(const T* x, T* y, const DLK_GRID_CONSTANT Args<T, 2> args, int team_size,
-                        int align_x, int align_y) {
-  RowTeam<kBlocks> team(team_size);
-  const int n = static_cast<int>(args.n);
-  using Row = RowPieces<T, kLongItems>;
-  for_rows<Row>(
-      team, args.rows.numel,
-      [&](int64_t number, Row& row) {
-        int64_t at[2];
-        args.rows.offsets(number, at);
-        row.load(x + at[0], n, team, align_x, static_cast<T>(-INFINITY));
-      },
-      [&](int64_t number, Row& row) {
-        compute<kLog>(team, row, args.scale);
-        int64_t at[2];
-        args.rows.offsets(number, at);
-        row.store(y + at[1], n, team, align_y);
-      });
   team.end();
 }
 
@@ -225,12 +202,12 @@ __device__ __forceinline__ void compute(RowTeam<kBlocks>& team, HeldPair<T, kIte
   });
 }
 
-template <class T, int kItems, bool kLog>
+template <class T, int kItems, bool kBlocks, bool kLog>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     softmax_backward_registers_kernel(const T* dy, const T* y, T* dx,
                                       const DLK_GRID_CONSTANT Args<T, 3> args, int team_size,
                                       int align_dy, int align_y, int align_dx) {
-  RowTeam<false> team(team_size);
+  RowTeam<kBlocks> team(team_size);
   const bool there = team.row < args.rows.numel;
   const int n = there ? static_cast<int>(args.n) : 0;
   int64_t at[3];
@@ -240,30 +217,6 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   row.y.load(y + at[1], n, team, align_y, static_cast<T>(kLog ? -INFINITY : 0.0f));
   compute<kLog>(team, row, args.scale);
   row.dy.store(dx + at[2], n, team, align_dx);
-}
-
-template <class T, bool kBlocks, bool kLog>
-__global__ void __launch_bounds__(kRowThreads, 1)
-    softmax_backward_long_kernel(const T* dy, const T* y, T* dx,
-                                 const DLK_GRID_CONSTANT Args<T, 3> args, int team_size,
-                                 int align_dy, int align_y, int align_dx) {
-  RowTeam<kBlocks> team(team_size);
-  const int n = static_cast<int>(args.n);
-  using Row = HeldPair<T, kLongItems / 2>;
-  for_rows<Row>(
-      team, args.rows.numel,
-      [&](int64_t number, Row& row) {
-        int64_t at[3];
-        args.rows.offsets(number, at);
-        row.dy.load(dy + at[0], n, team, align_dy, T(0.0f));
-        row.y.load(y + at[1], n, team, align_y, static_cast<T>(kLog ? -INFINITY : 0.0f));
-      },
-      [&](int64_t number, Row& row) {
-        compute<kLog>(team, row, args.scale);
-        int64_t at[3];
-        args.rows.offsets(number, at);
-        row.dy.store(dx + at[2], n, team, align_dx);
-      });
   team.end();
 }
 
@@ -343,26 +296,13 @@ int alignment(const Args<T, N>& args, const Tensor& t, int i) {
 template <class T>
 void launch_forward_registers(const SoftmaxForward& p, const Launch& launch) {
   const auto args = args_of<T, 2>({&p.x, &p.y}, p.axis, p.scale);
-  const RowPlan plan = plan_row(args.n, kPiece<T>, 4);
-  const auto pick = [&]<bool kLog>() {
-    return plan.items == 2 ? softmax_registers_kernel<T, 2, kLog>
-                           : softmax_registers_kernel<T, 4, kLog>;
-  };
-  launch_rows(p.log ? pick.template operator()<true>() : pick.template operator()<false>(), plan,
-              args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), args, plan.size,
-              alignment(args, p.x, 0), alignment(args, p.y, 1));
-}
-template <class T>
-void launch_forward_long(const SoftmaxForward& p, const Launch& launch) {
-  const auto args = args_of<T, 2>({&p.x, &p.y}, p.axis, p.scale);
-  const RowPlan plan = plan_long_row(args.n, kPiece<T>, kLongItems);
-  const auto pick = [&]<bool kLog>() {
-    return plan.blocks() == 1 ? softmax_long_kernel<T, false, kLog>
-                              : softmax_long_kernel<T, true, kLog>;
-  };
-  launch_long_rows(p.log ? pick.template operator()<true>() : pick.template operator()<false>(),
-                   plan, args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), args, plan.size,
-                   alignment(args, p.x, 0), alignment(args, p.y, 1));
+  const RowPlan plan = plan_row(args.n, kPiece<T>);
+  const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
+    return p.log ? softmax_registers_kernel<T, kItems, kBlocks, true>
+                 : softmax_registers_kernel<T, kItems, kBlocks, false>;
+  });
+  launch_rows(kernel, plan, args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), args,
+              plan.size, alignment(args, p.x, 0), alignment(args, p.y, 1));
 }
 template <class T>
 void launch_forward_chunks(const SoftmaxForward& p, const Launch& launch) {
@@ -388,27 +328,13 @@ template <class T>
 void launch_backward_registers(const SoftmaxBackward& p, const Launch& launch) {
   const auto args = args_of<T, 3>({&p.dy, &p.y, &p.dx}, p.axis, p.scale);
   const RowPlan plan = plan_row(args.n, kPiece<T>, 4);
-  const auto pick = [&]<bool kLog>() {
-    return plan.items == 2 ? softmax_backward_registers_kernel<T, 2, kLog>
-                           : softmax_backward_registers_kernel<T, 4, kLog>;
-  };
-  launch_rows(p.log ? pick.template operator()<true>() : pick.template operator()<false>(), plan,
-              args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(), args,
-              plan.size, alignment(args, p.dy, 0), alignment(args, p.y, 1),
+  const auto kernel = pick_row_kernel<4>(plan, [&]<int kItems, bool kBlocks>() {
+    return p.log ? softmax_backward_registers_kernel<T, kItems, kBlocks, true>
+                 : softmax_backward_registers_kernel<T, kItems, kBlocks, false>;
+  });
+  launch_rows(kernel, plan, args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(),
+              args, plan.size, alignment(args, p.dy, 0), alignment(args, p.y, 1),
               alignment(args, p.dx, 2));
-}
-template <class T>
-void launch_backward_long(const SoftmaxBackward& p, const Launch& launch) {
-  const auto args = args_of<T, 3>({&p.dy, &p.y, &p.dx}, p.axis, p.scale);
-  const RowPlan plan = plan_long_row(args.n, kPiece<T>, kLongItems / 2);
-  const auto pick = [&]<bool kLog>() {
-    return plan.blocks() == 1 ? softmax_backward_long_kernel<T, false, kLog>
-                              : softmax_backward_long_kernel<T, true, kLog>;
-  };
-  launch_long_rows(p.log ? pick.template operator()<true>() : pick.template operator()<false>(),
-                   plan, args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(),
-                   args, plan.size, alignment(args, p.dy, 0), alignment(args, p.y, 1),
-                   alignment(args, p.dx, 2));
 }
 template <class T>
 void launch_backward_chunks(const SoftmaxBackward& p, const Launch& launch) {
@@ -432,19 +358,11 @@ void launch_backward_walked(const SoftmaxBackward& p, const Launch& launch) {
 constexpr Impl<SoftmaxForward> kForward[] = {
     {"registers",
      [](const SoftmaxForward& p) {
-       return p.is_masked() ? "there is a mask" : not_in_a_block({&p.x, &p.y}, p.axis, 4);
+       return p.is_masked() ? "there is a mask" : not_in_registers({&p.x, &p.y}, p.axis);
      },
      nullptr,
      [](const SoftmaxForward& p, const Launch& launch) {
        dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward_registers<T>(p, launch); });
-     }},
-    {"long_rows",
-     [](const SoftmaxForward& p) {
-       return p.is_masked() ? "there is a mask" : not_long_rows({&p.x, &p.y}, p.axis, kLongItems);
-     },
-     nullptr,
-     [](const SoftmaxForward& p, const Launch& launch) {
-       dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward_long<T>(p, launch); });
      }},
     {"masked_registers", masked_not_in_registers, nullptr, launch_masked_registers},
     {"chunks",
@@ -462,18 +380,10 @@ constexpr Impl<SoftmaxForward> kForward[] = {
 };
 constexpr Impl<SoftmaxBackward> kBackward[] = {
     {"registers",
-     [](const SoftmaxBackward& p) { return not_in_a_block({&p.dy, &p.y, &p.dx}, p.axis, 4); },
+     [](const SoftmaxBackward& p) { return not_in_registers({&p.dy, &p.y, &p.dx}, p.axis, 4); },
      nullptr,
      [](const SoftmaxBackward& p, const Launch& launch) {
        dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_registers<T>(p, launch); });
-     }},
-    {"long_rows",
-     [](const SoftmaxBackward& p) {
-       return not_long_rows({&p.dy, &p.y, &p.dx}, p.axis, kLongItems / 2);
-     },
-     nullptr,
-     [](const SoftmaxBackward& p, const Launch& launch) {
-       dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_long<T>(p, launch); });
      }},
     {"chunks",
      [](const SoftmaxBackward& p) { return not_in_chunks({&p.dy, &p.y, &p.dx}, p.axis); }, nullptr,

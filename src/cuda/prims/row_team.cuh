@@ -249,17 +249,6 @@ inline const char* not_in_registers(std::initializer_list<const Tensor*> tensors
                           static_cast<int>(16 / dtype_size(first.dtype)), most_items);
 }
 
-// The same where a row is a block's at most.
-inline const char* not_in_a_block(std::initializer_list<const Tensor*> tensors, int axis,
-                                  int most_items) {
-  const Tensor& first = **tensors.begin();
-  if (const char* reason = not_in_registers(tensors, axis, most_items)) return reason;
-  const int piece = static_cast<int>(16 / dtype_size(first.dtype));
-  return plan_row(first.shape[axis], piece, most_items).blocks() > 1
-             ? "rows are too long for the registers of a block"
-             : nullptr;
-}
-
 // A row for each team.
 template <class... Params, class... Arguments>
 void launch_rows(void (*kernel)(Params...), const RowPlan& plan, int64_t rows, void* stream,
