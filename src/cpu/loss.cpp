@@ -248,42 +248,43 @@ void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows, Accu
   const auto tiles = tiles_of(make_index<2>({&p.logits, &p.dlogits}, ~(1u << p.axis)), n);
   const Upstream<T> upstream(p, p.dloss, rows);
   const Acc* w = rows.weights.of_class.data();
-  parallel_for(tiles.count(), kGrain / ((n + 1) * tiles.size() + 1), [&](int64_t begin, int64_t end) {
-    RowTile<Acc> tile(n, tiles.size());
-    std::vector<Acc> scratch(tiles.size()), spread(tiles.size()), hit(tiles.size());
-    std::vector<int32_t> label(tiles.size());  // -1: ignored
-    for (int64_t i = begin; i < end; ++i) {
-      const auto block = tiles[i];
-      tile.load(p.logits.as<const T>() + block.at[0], p.logits.strides[p.axis], tiles.stride(0),
-                block.n);
-      Acc* factor = tile.sum_exp(0);
-      if (loss) losses_of_tile(rows, tile, block.first, factor, loss);
-      for (int64_t r = 0; r < block.n; ++r) {
-        const int64_t row = block.first + r;
-        label[r] = rows.ignored(row) ? -1 : static_cast<int32_t>(rows.labels[row]);
-        const Acc scale = label[r] < 0 ? Acc(0) : upstream(row);
-        const Acc own = label[r] < 0 ? Acc(0) : rows.hit(row);
-        factor[r] = label[r] < 0 ? Acc(0) : rows.factor(row, scale, tile.max[r], factor[r]);
-        spread[r] = scale * rows.share;
-        hit[r] = scale * own;
-      }
-      const Acc *m = tile.max.data(), *s = spread.data(), *h = hit.data();
-      const int32_t* t = label.data();
-      for (int64_t c = 0; c < n; ++c) {
-        const Acc* x = tile.element[c];
-        T* dst = p.dlogits.as<T>() + block.at[1] + c * stride;
-        Acc* out = begin_span(dst, tiles.stride(1), scratch.data());
-        const Acc weight = w[c];
-        DLK_SIMD
-        for (int64_t r = 0; r < block.n; ++r) {
-          const Acc own = t[r] == c ? h[r] : Acc(0);
-          const Acc v = exp_fast(x[r] - m[r]) * factor[r] - s[r] * weight - own;
-          out[r] = t[r] < 0 ? Acc(0) : v;
+  parallel_for(
+      tiles.count(), kGrain / ((n + 1) * tiles.size() + 1), [&](int64_t begin, int64_t end) {
+        RowTile<Acc> tile(n, tiles.size());
+        std::vector<Acc> scratch(tiles.size()), spread(tiles.size()), hit(tiles.size());
+        std::vector<int32_t> label(tiles.size());  // -1: ignored
+        for (int64_t i = begin; i < end; ++i) {
+          const auto block = tiles[i];
+          tile.load(p.logits.as<const T>() + block.at[0], p.logits.strides[p.axis], tiles.stride(0),
+                    block.n);
+          Acc* factor = tile.sum_exp(0);
+          if (loss) losses_of_tile(rows, tile, block.first, factor, loss);
+          for (int64_t r = 0; r < block.n; ++r) {
+            const int64_t row = block.first + r;
+            label[r] = rows.ignored(row) ? -1 : static_cast<int32_t>(rows.labels[row]);
+            const Acc scale = label[r] < 0 ? Acc(0) : upstream(row);
+            const Acc own = label[r] < 0 ? Acc(0) : rows.hit(row);
+            factor[r] = label[r] < 0 ? Acc(0) : rows.factor(row, scale, tile.max[r], factor[r]);
+            spread[r] = scale * rows.share;
+            hit[r] = scale * own;
+          }
+          const Acc *m = tile.max.data(), *s = spread.data(), *h = hit.data();
+          const int32_t* t = label.data();
+          for (int64_t c = 0; c < n; ++c) {
+            const Acc* x = tile.element[c];
+            T* dst = p.dlogits.as<T>() + block.at[1] + c * stride;
+            Acc* out = begin_span(dst, tiles.stride(1), scratch.data());
+            const Acc weight = w[c];
+            DLK_SIMD
+            for (int64_t r = 0; r < block.n; ++r) {
+              const Acc own = t[r] == c ? h[r] : Acc(0);
+              const Acc v = exp_fast(x[r] - m[r]) * factor[r] - s[r] * weight - own;
+              out[r] = t[r] < 0 ? Acc(0) : v;
+            }
+            finish_span(out, dst, tiles.stride(1), block.n);
+          }
         }
-        finish_span(out, dst, tiles.stride(1), block.n);
-      }
-    }
-  });
+      });
 }
 
 template <class T>

@@ -86,8 +86,8 @@ void gradients(const ElementLossBackward& p) {
   const bool each = p.reduction == DLK_REDUCTION_NONE;
   const Acc scale = each ? Acc(1) : scalar<T>(p.dloss) / static_cast<Acc>(p.divisor());
   const Tensor none{}, &dloss = each ? p.dloss : none;
-  const auto index = in_memory_order(
-      make_index<6>({&p.dx, &dloss, &p.x, &p.target, &p.weight, &p.pos_weight}));
+  const auto index =
+      in_memory_order(make_index<6>({&p.dx, &dloss, &p.x, &p.target, &p.weight, &p.pos_weight}));
   map_spans(
       index,
       [=](int64_t n, Acc* dx, const Acc* upstream, const Acc* x, const Acc* t, const Acc* weight,

@@ -68,30 +68,35 @@ void forward_tiles(const SoftmaxForward& p) {
   const int64_t n = p.length(), stride = p.y.strides[p.axis];
   const Acc scale = static_cast<Acc>(p.scale);
   const auto tiles = tiles_of(make_index<2>({&p.x, &p.y}, ~(1u << p.axis)), n);
-  parallel_for(tiles.count(), kGrainElements / ((n + 1) * tiles.size() + 1), [&](int64_t begin, int64_t end) {
-    RowTile<Acc> tile(n, tiles.size());
-    std::vector<Acc> scratch(tiles.size());
-    for (int64_t i = begin; i < end; ++i) {
-      const auto block = tiles[i];
-      tile.load(p.x.as<T>() + block.at[0], p.x.strides[p.axis], tiles.stride(0), block.n);
-      Acc* of_row = tile.sum_exp(0, scale);
-      for (int64_t r = 0; r < block.n; ++r) of_row[r] = p.log ? std::log(of_row[r]) : 1 / of_row[r];
-      const Acc* m = tile.max.data();
-      for (int64_t k = 0; k < n; ++k) {
-        const Acc* x = tile.element[k];
-        T* dst = p.y.as<T>() + block.at[1] + k * stride;
-        Acc* out = begin_span(dst, tiles.stride(1), scratch.data());
-        if (p.log) {
-          DLK_SIMD
-          for (int64_t r = 0; r < block.n; ++r) out[r] = (x[r] - m[r]) * scale - of_row[r];
-        } else {
-          DLK_SIMD
-          for (int64_t r = 0; r < block.n; ++r) out[r] = exp_fast((x[r] - m[r]) * scale) * of_row[r];
-        }
-        finish_span(out, dst, tiles.stride(1), block.n);
-      }
-    }
-  });
+  parallel_for(tiles.count(), kGrainElements / ((n + 1) * tiles.size() + 1),
+               [&](int64_t begin, int64_t end) {
+                 RowTile<Acc> tile(n, tiles.size());
+                 std::vector<Acc> scratch(tiles.size());
+                 for (int64_t i = begin; i < end; ++i) {
+                   const auto block = tiles[i];
+                   tile.load(p.x.as<T>() + block.at[0], p.x.strides[p.axis], tiles.stride(0),
+                             block.n);
+                   Acc* of_row = tile.sum_exp(0, scale);
+                   for (int64_t r = 0; r < block.n; ++r)
+                     of_row[r] = p.log ? std::log(of_row[r]) : 1 / of_row[r];
+                   const Acc* m = tile.max.data();
+                   for (int64_t k = 0; k < n; ++k) {
+                     const Acc* x = tile.element[k];
+                     T* dst = p.y.as<T>() + block.at[1] + k * stride;
+                     Acc* out = begin_span(dst, tiles.stride(1), scratch.data());
+                     if (p.log) {
+                       DLK_SIMD
+                       for (int64_t r = 0; r < block.n; ++r)
+                         out[r] = (x[r] - m[r]) * scale - of_row[r];
+                     } else {
+                       DLK_SIMD
+                       for (int64_t r = 0; r < block.n; ++r)
+                         out[r] = exp_fast((x[r] - m[r]) * scale) * of_row[r];
+                     }
+                     finish_span(out, dst, tiles.stride(1), block.n);
+                   }
+                 }
+               });
 }
 
 // What is added to n logits: 0 or -inf for a boolean mask.
@@ -127,7 +132,8 @@ void forward_masked(const SoftmaxForward& p) {
         std::fill_n(l, n, nothing);
       } else {
         normalize(l, Acc(1), p.log, kept, l);
-        std::fill(l + kept, l + n, l[0] == l[0] ? nothing : l[0]);  // all of the row is NaN, or none
+        std::fill(l + kept, l + n,
+                  l[0] == l[0] ? nothing : l[0]);  // all of the row is NaN, or none
       }
       store_span(l, y, p.y.strides[p.axis], n);
     }
@@ -187,31 +193,34 @@ void backward_tiles(const SoftmaxBackward& p) {
   const int64_t n = p.dy.shape[p.axis], stride = p.dx.strides[p.axis];
   const Acc scale = static_cast<Acc>(p.scale);
   const auto tiles = tiles_of(make_index<3>({&p.dy, &p.y, &p.dx}, ~(1u << p.axis)), n);
-  parallel_for(tiles.count(), kGrainElements / ((n + 1) * tiles.size() + 1), [&](int64_t begin, int64_t end) {
-    const int64_t size = tiles.size();
-    std::vector<Acc> sum(size), part(kLanes * size), g_buffer(size), y_buffer(size), scratch(size);
-    for (int64_t i = begin; i < end; ++i) {
-      const auto block = tiles[i];
-      const auto span = [&](const Tensor& t, int which, int64_t k, Acc* buffer) {
-        const T* src = t.as<T>() + block.at[which] + k * t.strides[p.axis];
-        return read_span(src, tiles.stride(which), block.n, buffer);
-      };
-      sum_elements(n, block.n, sum.data(), part.data(), [&](int64_t k, Acc* to) {
-        const Acc *g = span(p.dy, 0, k, g_buffer.data()), *y = span(p.y, 1, k, y_buffer.data());
-        DLK_SIMD
-        for (int64_t r = 0; r < block.n; ++r) to[r] += summand<kLog>(g[r], y[r]);
+  parallel_for(
+      tiles.count(), kGrainElements / ((n + 1) * tiles.size() + 1),
+      [&](int64_t begin, int64_t end) {
+        const int64_t size = tiles.size();
+        std::vector<Acc> sum(size), part(kLanes * size), g_buffer(size), y_buffer(size),
+            scratch(size);
+        for (int64_t i = begin; i < end; ++i) {
+          const auto block = tiles[i];
+          const auto span = [&](const Tensor& t, int which, int64_t k, Acc* buffer) {
+            const T* src = t.as<T>() + block.at[which] + k * t.strides[p.axis];
+            return read_span(src, tiles.stride(which), block.n, buffer);
+          };
+          sum_elements(n, block.n, sum.data(), part.data(), [&](int64_t k, Acc* to) {
+            const Acc *g = span(p.dy, 0, k, g_buffer.data()), *y = span(p.y, 1, k, y_buffer.data());
+            DLK_SIMD
+            for (int64_t r = 0; r < block.n; ++r) to[r] += summand<kLog>(g[r], y[r]);
+          });
+          for (int64_t k = 0; k < n; ++k) {
+            const Acc *g = span(p.dy, 0, k, g_buffer.data()), *y = span(p.y, 1, k, y_buffer.data());
+            T* dst = p.dx.as<T>() + block.at[2] + k * stride;
+            Acc* out = begin_span(dst, tiles.stride(2), scratch.data());
+            const Acc* s = sum.data();
+            DLK_SIMD
+            for (int64_t r = 0; r < block.n; ++r) out[r] = gradient<kLog>(g[r], y[r], s[r], scale);
+            finish_span(out, dst, tiles.stride(2), block.n);
+          }
+        }
       });
-      for (int64_t k = 0; k < n; ++k) {
-        const Acc *g = span(p.dy, 0, k, g_buffer.data()), *y = span(p.y, 1, k, y_buffer.data());
-        T* dst = p.dx.as<T>() + block.at[2] + k * stride;
-        Acc* out = begin_span(dst, tiles.stride(2), scratch.data());
-        const Acc* s = sum.data();
-        DLK_SIMD
-        for (int64_t r = 0; r < block.n; ++r) out[r] = gradient<kLog>(g[r], y[r], s[r], scale);
-        finish_span(out, dst, tiles.stride(2), block.n);
-      }
-    }
-  });
 }
 
 template <class T, bool kLog>
@@ -232,9 +241,8 @@ constexpr Impl<SoftmaxForward> kForward[] = {
 constexpr Impl<SoftmaxBackward> kBackward[] = {
     {"cpu_row", supports_all, nullptr,
      [](const SoftmaxBackward& p, const Launch&) {
-       dispatch_floating(p.dy.dtype, [&]<class T>() {
-         p.log ? backward<T, true>(p) : backward<T, false>(p);
-       });
+       dispatch_floating(p.dy.dtype,
+                         [&]<class T>() { p.log ? backward<T, true>(p) : backward<T, false>(p); });
      }},
 };
 

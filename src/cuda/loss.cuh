@@ -38,9 +38,9 @@ struct Rows {
   MixedView<T> weight;
   int64_t weight_stride;
   RowParameter<T> smooth_weight;  // weight, where there is smoothing: beside rows in registers
-  MixedView<T> upstream, loss;  // absent: 1, not wanted
-  Acc* row_loss = nullptr;      // where the losses of the rows go that are to be summed
-  Acc* total = nullptr;         // what upstream gradients are divided by, or nullptr
+  MixedView<T> upstream, loss;    // absent: 1, not wanted
+  Acc* row_loss = nullptr;        // where the losses of the rows go that are to be summed
+  Acc* total = nullptr;           // what upstream gradients are divided by, or nullptr
   Acc smoothing, share, z_loss;
   bool smooth;
 
@@ -63,9 +63,9 @@ struct Rows {
         smooth(p.smoothing != 0) {
     const Tensor none{};
     const bool per_row = p.reduction == DLK_REDUCTION_NONE;
-    index = make_index<kRowTensors>({&p.logits, &dlogits, &p.labels, per_row ? &dloss : &none,
-                                     per_row ? &loss_ : &none},
-                                    ~(1u << p.axis));
+    index = make_index<kRowTensors>(
+        {&p.logits, &dlogits, &p.labels, per_row ? &dloss : &none, per_row ? &loss_ : &none},
+        ~(1u << p.axis));
     if (dlogits) gradient = dlogits.as<T>(), gradient_stride = dlogits.strides[p.axis];
   }
 
@@ -138,9 +138,9 @@ struct Spread {
   // The elements of a thread's pieces of a row, or of a chunk of it that begins at element `first`
   // and has n elements.
   template <int kItems, bool kBlocks>
-  __device__ __forceinline__ void add(const RowPieces<T, kItems>& row, const RowParameter<T>& weight,
-                                      const RowTeam<kBlocks>& team, int64_t first, int n,
-                                      Acc shift) {
+  __device__ __forceinline__ void add(const RowPieces<T, kItems>& row,
+                                      const RowParameter<T>& weight, const RowTeam<kBlocks>& team,
+                                      int64_t first, int n, Acc shift) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int at = row.place(team, i * kPiece<T>);

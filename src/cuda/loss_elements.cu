@@ -144,8 +144,7 @@ void backward(const ElementLossBackward& p, const Launch& launch) {
   const Out<T> dx{p.dx.as<T>()};
   const auto g = in<T>(dloss), x = in<T>(p.x), t = in<T>(p.target);
   if (p.is_weighted()) {
-    const auto index =
-        make_index<6>({&p.dx, &dloss, &p.x, &p.target, &p.weight, &p.pos_weight});
+    const auto index = make_index<6>({&p.dx, &dloss, &p.x, &p.target, &p.weight, &p.pos_weight});
     map_elements(in_memory_order(index), f, launch.stream, dx, g, x, t, in<T>(p.weight),
                  in<T>(p.pos_weight));
   } else {

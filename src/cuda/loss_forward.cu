@@ -1,8 +1,8 @@
 // Cross entropy of logits against class labels; the formula is in loss.cuh.
 //
 // Layout: C classes at some stride; all other dimensions together are the rows. Neighbouring classes
-// are read once: up to 64 KB of them (512 KB on Hopper) stay in the registers of a team of threads,
-// more go through a block in chunks, each while the next one is on its way (online softmax). Other
+// are read once: up to 64 KB of them stay in the registers of a block or a part of it, more go
+// through a block in chunks, each while the next one is on its way (online softmax). Other
 // rows are walked by one group of threads, twice with smoothing. The rows' losses,
 // and the sum of their weights, are summed by a two-stage reduction (prims/columns.cuh). Sums in
 // float32 (float64 for float64), a row's in an order fixed by C and by which of the ways it goes.
@@ -21,11 +21,11 @@ using namespace gpu;
 // ---- Rows in registers -------------------------------------------------------------------------
 
 // The row's loads do not wait for the label.
-template <class T, int kItems, bool kBlocks>
+template <class T, int kItems>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     cross_entropy_registers_kernel(const DLK_GRID_CONSTANT Rows<T> rows, int team_size, int align) {
   using Acc = Accumulator<T>;
-  RowTeam<kBlocks> team(team_size);
+  RowTeam<false> team(team_size);
   const bool there = team.row < rows.count;
   const int n = there ? static_cast<int>(rows.classes) : 0;
   RowOffsets at;
@@ -43,7 +43,6 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     spread.reduce([&](Acc v) { return team.reduce(v, Sum{}, Acc(0)); });
   }
   if (there && team.rank == 0) rows.store_loss(team.row, at, loss_of(rows, target, sums, spread));
-  team.end();
 }
 
 // ---- Rows in chunks ----------------------------------------------------------------------------
@@ -114,9 +113,9 @@ template <class T>
 void launch_registers(const CrossEntropyForward& p, const Launch& launch) {
   run<T>(p, launch, [&](const Rows<T>& rows, int align) {
     const RowPlan plan = plan_row(rows.classes, kPiece<T>);
-    const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
-      return cross_entropy_registers_kernel<T, kItems, kBlocks>;
-    });
+    const auto kernel = plan.items == 2   ? cross_entropy_registers_kernel<T, 2>
+                        : plan.items == 4 ? cross_entropy_registers_kernel<T, 4>
+                                          : cross_entropy_registers_kernel<T, 8>;
     launch_rows(kernel, plan, rows.count, launch.stream, rows, plan.size, align);
   });
 }
@@ -140,11 +139,18 @@ void launch_walked(const CrossEntropyForward& p, const Launch& launch) {
   });
 }
 
+// Nothing but the row's loss is written: chunks are quicker than a cluster's registers.
+const char* not_in_a_block(const CrossEntropyForward& p) {
+  if (const char* reason = not_in_registers({&p.logits}, p.axis)) return reason;
+  const int piece = static_cast<int>(16 / dtype_size(p.logits.dtype));
+  return plan_row(p.classes(), piece).blocks() > 1 ? "rows are too long for a block" : nullptr;
+}
+
 constexpr Impl<CrossEntropyForward> kForward[] = {
     {"registers",
      [](const CrossEntropyForward& p) {
        const char* reason = weights_not_in_pieces(p);
-       return reason ? reason : not_in_registers({&p.logits}, p.axis);
+       return reason ? reason : not_in_a_block(p);
      },
      row_sums_bytes<CrossEntropyForward>,
      [](const CrossEntropyForward& p, const Launch& launch) {

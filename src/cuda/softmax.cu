@@ -282,7 +282,9 @@ __global__ void __launch_bounds__(kChunkThreads, 2)
 
 template <class T, int N>
 Args<T, N> args_of(const Tensor* const (&tensors)[N], int axis, double scale) {
-  Args<T, N> args{make_index<N>(tensors, ~(1u << axis)), tensors[0]->shape[axis], {},
+  Args<T, N> args{make_index<N>(tensors, ~(1u << axis)),
+                  tensors[0]->shape[axis],
+                  {},
                   static_cast<Accumulator<T>>(scale)};
   for (int i = 0; i < N; ++i) args.stride[i] = *tensors[i] ? tensors[i]->strides[axis] : 0;
   return args;
@@ -350,8 +352,8 @@ void launch_backward_walked(const SoftmaxBackward& p, const Launch& launch) {
   const RowConfig config = pick_rows(args.n, p.axis == p.dy.ndim - 1);
   const int grid = grid_for(config.blocks(args.rows.numel), 1, 16);
   dispatch_group(config.group, [&]<Group kGroup>() {
-    launch_kernel(softmax_backward_walked_kernel<T, kGroup>, grid, config.threads, 0,
-                  launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(), args, p.log);
+    launch_kernel(softmax_backward_walked_kernel<T, kGroup>, grid, config.threads, 0, launch.stream,
+                  p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(), args, p.log);
   });
 }
 
@@ -385,8 +387,8 @@ constexpr Impl<SoftmaxBackward> kBackward[] = {
      [](const SoftmaxBackward& p, const Launch& launch) {
        dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_registers<T>(p, launch); });
      }},
-    {"chunks",
-     [](const SoftmaxBackward& p) { return not_in_chunks({&p.dy, &p.y, &p.dx}, p.axis); }, nullptr,
+    {"chunks", [](const SoftmaxBackward& p) { return not_in_chunks({&p.dy, &p.y, &p.dx}, p.axis); },
+     nullptr,
      [](const SoftmaxBackward& p, const Launch& launch) {
        dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_chunks<T>(p, launch); });
      }},

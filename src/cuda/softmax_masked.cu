@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kRowThreads)
     logit[k] = counts ? static_cast<Acc>(row.get(k)) * args.scale + add : Acc(-INFINITY);
   }
   const SoftmaxExp<T> exp;
-  const auto sums = softmax_sums<T, Row::kElements>(
-      team, exp, [&](int k) { return logit[k]; }, [] {});
+  const auto sums =
+      softmax_sums<T, Row::kElements>(team, exp, [&](int k) { return logit[k]; }, [] {});
   const Acc sum = sums.defined_sum(), max = sums.max;
   // A row of nothing but -inf: 0, and -inf in the logarithm.
   const Acc factor = sums.sum == 0 ? Acc(0) : args.log ? log(sum) : 1 / sum;

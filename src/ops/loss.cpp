@@ -71,7 +71,8 @@ void prepare(Call& call, CrossEntropy& p, std::initializer_list<Tensor*> per_row
   }
   p.smoothing = params.label_smoothing;
   if (!(params.z_loss >= 0) || std::isinf(params.z_loss)) {
-    fail(DLK_INVALID_ARGUMENT, "z_loss is ", params.z_loss, ", expected a number that is not negative");
+    fail(DLK_INVALID_ARGUMENT, "z_loss is ", params.z_loss,
+         ", expected a number that is not negative");
   }
   p.z_loss = params.z_loss;
   prepare_rows(call, p, per_row, params.reduction, params.ignore_index);

@@ -48,7 +48,8 @@ struct RowTile {
   std::vector<Acc> buffer, max, work;
   std::vector<const Acc*> element;  // element i of all rows
 
-  RowTile(int64_t n, int64_t size) : buffer(n * size), max(size), work((2 + kLanes) * size), element(n) {}
+  RowTile(int64_t n, int64_t size)
+      : buffer(n * size), max(size), work((2 + kLanes) * size), element(n) {}
 
   template <class T>
   void load(const T* x, int64_t stride, int64_t row_stride, int64_t count) {
@@ -67,11 +68,12 @@ struct RowTile {
   Acc* sum(int slot, Term&& term) {
     Acc* total = work.data() + slot * max.size();
     const Acc* m = max.data();
-    sum_elements(element.size(), rows, total, work.data() + 2 * max.size(), [&](int64_t i, Acc* to) {
-      const Acc* v = element[i];
-      DLK_SIMD
-      for (int64_t r = 0; r < rows; ++r) to[r] += term(i, v[r], m[r]);
-    });
+    sum_elements(element.size(), rows, total, work.data() + 2 * max.size(),
+                 [&](int64_t i, Acc* to) {
+                   const Acc* v = element[i];
+                   DLK_SIMD
+                   for (int64_t r = 0; r < rows; ++r) to[r] += term(i, v[r], m[r]);
+                 });
     return total;
   }
   Acc* sum_exp(int slot, Acc scale = 1) {

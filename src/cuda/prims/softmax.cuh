@@ -102,8 +102,9 @@ __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<kBlo
   return {max, sum};
 }
 template <class T, int kItems, bool kBlocks>
-__device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(
-    RowTeam<kBlocks>& team, RowPieces<T, kItems>& row, const SoftmaxExp<T>& exp) {
+__device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<kBlocks>& team,
+                                                                    RowPieces<T, kItems>& row,
+                                                                    const SoftmaxExp<T>& exp) {
   return softmax_sums<T, RowPieces<T, kItems>::kElements>(
       team, exp, [&](int k) { return static_cast<Accumulator<T>>(row.get(k)); },
       [&] { row.forget(); });
@@ -188,7 +189,8 @@ inline const char* not_in_chunks(std::initializer_list<const Tensor*> tensors, i
 }
 // A row for each block.
 template <class... Params, class... Arguments>
-void launch_chunks(void (*kernel)(Params...), int64_t rows, void* stream, Arguments&&... arguments) {
+void launch_chunks(void (*kernel)(Params...), int64_t rows, void* stream,
+                   Arguments&&... arguments) {
   if (rows == 0) return;
   launch_kernel(kernel, static_cast<unsigned>(rows), kChunkThreads, 0, stream,
                 std::forward<Arguments>(arguments)...);
