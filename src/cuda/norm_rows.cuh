@@ -39,18 +39,6 @@ inline bool is_row(const Tensor& t, int axis = 0) {
 inline constexpr const char* kStrided = "rows do not have neighbouring elements";
 inline constexpr const char* kParameters = "weight or bias does not have neighbouring elements";
 
-// Where the row lies in each tensor. kAny: false where rows lie at one stride.
-template <bool kAny, int N>
-__device__ __forceinline__ void find_row(const StridedIndex<N>& rows, int64_t row,
-                                         int64_t (&at)[N]) {
-  if constexpr (kAny) {
-    rows.offsets(row, at);
-  } else {
-#pragma unroll
-    for (int n = 0; n < N; ++n) at[n] = rows.ndim ? row * rows.stride[n][0] : 0;
-  }
-}
-
 // A warp or a block for a row, never a single thread.
 template <class F>
 void dispatch_row_group(Group group, F&& f) {

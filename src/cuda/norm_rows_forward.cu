@@ -134,49 +134,45 @@ struct Aligns {
   int x, residual, residual_out, y;
 };
 
-// share: 1 / n. kAny: rows at any strides and addresses; kFloat8: y is.
-template <class T, int kItems, bool kBlocks, bool kAny, bool kFloat8>
+// share: 1 / n. kFloat8: y is.
+template <class T, int kItems, bool kBlocks, bool kFloat8>
 __global__ void __launch_bounds__(kRowThreads, (kItems == 8 ? 1 : kRowBlocks<T>))
-    row_norm_forward_registers_kernel(const Args<T> args, const RowParameter<T> weight,
-                                      const RowParameter<T> bias, Accumulator<T> share,
-                                      int team_size, Aligns align) {
+    row_norm_forward_registers_kernel(const Args<T> args, RowParameter<T> weight,
+                                      RowParameter<T> bias, Accumulator<T> share, int team_size,
+                                      Aligns align) {
   using Acc = Accumulator<T>;
-  using Pieces = RowPieces<T, kItems>;
+  // Deviations are computed once and kept, but where they do not fit the registers.
+  constexpr bool kPacked = sizeof(T) == 2 && kItems > 2;
   RowTeam<kBlocks> team(team_size);
   const bool there = team.row < args.elements.rows.numel;
   const int n = static_cast<int>(args.elements.row.numel), elements = there ? n : 0;
   int64_t at[4];
-  find_row<kAny>(args.elements.rows, there ? team.row : 0, at);
+  args.elements.rows.offsets(there ? team.row : 0, at);
   const T begin = !args.rms && elements > 0 ? args.sum_at(at) : T(0.0f);
   const float scale = kFloat8 ? args.scale() : 1.0f;
-  Pieces row;
-  row.template load<kAny>(args.x + at[0], elements, team, align.x, T(0.0f));
+  RowPieces<T, kItems> row;
+  row.template load<true>(args.x + at[0], elements, team, align.x, T(0.0f));
   if (args.residual) {
-    Pieces other;
-    other.template load<kAny>(args.residual + at[1], elements, team, align.residual, T(0.0f));
+    RowPieces<T, kItems> other;
+    other.template load<true>(args.residual + at[1], elements, team, align.residual, T(0.0f));
     row.assign([&](T v, int k) { return static_cast<Acc>(v) + static_cast<Acc>(other.get(k)); });
   }
   // s minus its first value: the mean of the rest keeps all its digits.
   const Acc shift = finite_or_zero(static_cast<Acc>(begin));
-  Acc v[Pieces::kElements], mean = 0;
-#pragma unroll
-  for (int k = 0; k < Pieces::kElements; ++k) v[k] = static_cast<Acc>(row.get(k)) - shift;
-  if (kAny || !args.rms) {
-    const Acc sum = args.rms ? Acc(0) : Pieces::sum(team, elements, [&](int k) { return v[k]; });
-    mean = team.reduce(sum, Sum{}, Acc(0)) * share;
-  }
-  // In place of x or residual: all threads have read the row's first value, and with kAny elements
-  // that neighbours write.
-  if (args.residual_out) {
-    row.template store<kAny>(args.residual_out + at[2], elements, team, align.residual_out);
-  }
+  Acc mean = 0;
   if (!args.rms) {
-#pragma unroll
-    for (int k = 0; k < Pieces::kElements; ++k) v[k] -= mean;
+    const Acc sum = row.sum(team, elements, [&](T v, int) { return static_cast<Acc>(v) - shift; });
+    mean = team.reduce(sum, Sum{}, Acc(0)) * share;
+    if constexpr (kPacked) row.forget();
   }
-  const Acc squares = Pieces::sum(team, elements, [&](int k) { return v[k] * v[k]; });
-  const Acc rstd =
-      1 / sqrt(team.reduce(squares, Sum{}, Acc(0)) * share + static_cast<Acc>(args.eps));
+  const auto deviation = [&](T v) { return (static_cast<Acc>(v) - shift) - mean; };
+  Acc squares = row.sum(team, elements, [&](T v, int) { return deviation(v) * deviation(v); });
+  squares = team.reduce(squares, Sum{}, Acc(0));
+  if constexpr (kPacked) row.forget();
+  const Acc rstd = 1 / sqrt(squares * share + static_cast<Acc>(args.eps));
+  if (args.residual_out) {
+    row.store(args.residual_out + at[2], elements, team, align.residual_out);
+  }
   float largest = 0;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
@@ -184,19 +180,19 @@ __global__ void __launch_bounds__(kRowThreads, (kItems == 8 ? 1 : kRowBlocks<T>)
     const int first = row.place(team, i * kPiece<T>);
     weight.load(first, n, 1, w);
     bias.load(first, n, 0, b);
-    const auto result = [&](T, int k) {
-      return v[k] * (rstd * w[k % kPiece<T>]) + b[k % kPiece<T>];
+    const auto result = [&](T v, int k) {
+      return deviation(v) * (rstd * w[k % kPiece<T>]) + b[k % kPiece<T>];
     };
     if constexpr (kFloat8) {
-      float results[kPiece<T>];
+      auto* y = static_cast<uint8_t*>(args.y) + at[3];
+      float v[kPiece<T>];
 #pragma unroll
       for (int e = 0; e < kPiece<T>; ++e) {
-        results[e] = result(T{}, i * kPiece<T> + e);
-        if (first + e < elements) largest = Max{}(fabsf(results[e]), largest);
-        results[e] *= scale;
+        v[e] = static_cast<float>(result(row.get(i * kPiece<T> + e), e));
+        if (first + e < elements) largest = Max{}(fabsf(v[e]), largest);
+        v[e] *= scale;
       }
-      store_float8(results, static_cast<uint8_t*>(args.y) + at[3] + first, elements - first,
-                   align.y, args.y_dtype == DType::kFloat8E5M2);
+      store_float8(v, y + first, elements - first, align.y, args.y_dtype == DType::kFloat8E5M2);
     } else {
       row.assign(i, result);
     }
@@ -204,7 +200,7 @@ __global__ void __launch_bounds__(kRowThreads, (kItems == 8 ? 1 : kRowBlocks<T>)
   if constexpr (kFloat8) {
     if (args.largest) largest = team.reduce(largest, Max{}, 0.0f);
   } else {
-    row.template store<kAny>(static_cast<T*>(args.y) + at[3], elements, team, align.y);
+    row.store(static_cast<T*>(args.y) + at[3], elements, team, align.y);
   }
   if (there && team.rank == 0) args.finish_row(team.row, shift + mean, rstd, largest);
   team.end();
@@ -257,37 +253,26 @@ void launch_with_amax(const RowNormForward& p, const Launch& launch, F&& kernels
 
 // ---- Launch ------------------------------------------------------------------------------------
 
-// Rows of whole pieces at multiples of 16 bytes, one stride apart; parameters at such multiples.
-bool is_plain(const RowNormForward& p) {
-  const auto rows = make_index<4>({&p.x, &p.residual, &p.residual_out, &p.y}, dims_below(p.axis));
-  const int size = static_cast<int>(dtype_size(p.x.dtype));
-  const bool float8 = is_float8(p.y.dtype);
-  if (rows.ndim > 1 || columns_of(p.x, p.axis) * size % 16 != 0) return false;
-  return row_alignment(p.x.data, rows, 0, size) == 16 &&
-         row_alignment(p.residual.data, rows, 1, size) == 16 &&
-         row_alignment(p.residual_out.data, rows, 2, size) == 16 &&
-         row_alignment(p.y.data, rows, 3, float8 ? 1 : size) >= (float8 ? 16 / size : 16);
-}
+// Pieces of a thread: float8 results have no kernel for more than 4.
+int most_items(const RowNormForward& p) { return is_float8(p.y.dtype) ? 4 : 8; }
 
 const char* row_norm_not_in_registers(const RowNormForward& p) {
   for (const Tensor* t : {&p.x, &p.residual, &p.residual_out, &p.y}) {
     if (!is_row(*t, *t ? p.axis : 0)) return kStrided;
   }
   if (!is_row(p.weight) || !is_row(p.bias)) return kParameters;
-  if (is_float8(p.y.dtype)) {
-    if (p.x.dtype == DType::kFloat64) return "x is float64, and y float8";
-    if (!is_plain(p)) return "rows of float8 do not lie at multiples of whole pieces";
-  }
+  if (is_float8(p.y.dtype) && p.x.dtype == DType::kFloat64) return "x is float64, and y float8";
   return not_in_registers(rows_of(p.x, p.axis), columns_of(p.x, p.axis),
-                          static_cast<int>(16 / dtype_size(p.x.dtype)));
+                          static_cast<int>(16 / dtype_size(p.x.dtype)), most_items(p));
 }
 
-template <class T, bool kAny, bool kFloat8>
+template <class T, bool kFloat8>
 void launch_registers(const RowNormForward& p, const Launch& launch, const Args<T>& args) {
+  constexpr int kMostItems = kFloat8 ? 4 : 8;
   const auto& rows = args.elements.rows;
-  const RowPlan plan = plan_row(args.elements.row.numel, kPiece<T>);
-  const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
-    return row_norm_forward_registers_kernel<T, kItems, kBlocks, kAny, kFloat8>;
+  const RowPlan plan = plan_row(args.elements.row.numel, kPiece<T>, kMostItems);
+  const auto kernel = pick_row_kernel<kMostItems>(plan, [&]<int kItems, bool kBlocks>() {
+    return row_norm_forward_registers_kernel<T, kItems, kBlocks, kFloat8>;
   });
   const Aligns align{row_alignment(p.x.data, rows, 0, sizeof(T)),
                      row_alignment(p.residual.data, rows, 1, sizeof(T)),
@@ -302,10 +287,9 @@ template <class T>
 void launch_forward_registers(const RowNormForward& p, const Launch& launch) {
   launch_with_amax<T>(p, launch, [&](const Args<T>& args) {
     if constexpr (sizeof(T) < 8) {
-      if (is_float8(p.y.dtype)) return launch_registers<T, false, true>(p, launch, args);
-      if (is_plain(p)) return launch_registers<T, false, false>(p, launch, args);
+      if (is_float8(p.y.dtype)) return launch_registers<T, true>(p, launch, args);
     }
-    launch_registers<T, true, false>(p, launch, args);
+    launch_registers<T, false>(p, launch, args);
   });
 }
 

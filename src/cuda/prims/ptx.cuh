@@ -20,16 +20,29 @@ __device__ __forceinline__ void store_16(void* to, uint4 v) {
                : "memory");
 }
 
-// 16 bytes, where `wanted`. No branch, in which the next load would wait for this one.
+// 16 bytes, where `wanted`. No branch, in which the next load would wait for this one. kOnce: what is
+// read once leaves the first-level cache to what is read again.
+template <bool kOnce>
 __device__ __forceinline__ void load_16_if(bool wanted, const void* from, uint32_t (&w)[4]) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, %5, 0;\n"
-      "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
-      : "l"(from), "r"(static_cast<int>(wanted)));
+  if constexpr (kOnce) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %5, 0;\n"
+        "@p ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+        : "l"(from), "r"(static_cast<int>(wanted)));
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %5, 0;\n"
+        "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3])
+        : "l"(from), "r"(static_cast<int>(wanted)));
+  }
 }
 
 // ---- Conversions ------------------------------------------------------------------------------

@@ -205,17 +205,12 @@ __device__ __forceinline__ void cluster_sync() {
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
 }
-// All threads of the cluster have come to the first before one goes on from the second: no wait for
-// their writes, which takes much longer.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-}
+// All threads of the cluster have come here: no wait for their writes, which takes much longer.
 __device__ __forceinline__ void cluster_meet() {
-  cluster_arrive();
-  cluster_wait();
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.aligned;" ::
+          : "memory");
 }
 // What lies at the same place in the shared memory of another block of the cluster.
 template <class T>
@@ -266,41 +261,6 @@ __device__ __forceinline__ float4 load_from_block(const float4* p, uint32_t rank
       : "r"(shared_address(p)), "r"(rank)
       : "memory");
   return v;
-}
-// Writes v to the same place in the shared memory of another block of the cluster; its bytes count
-// at that block's barrier.
-template <class T>
-__device__ __forceinline__ void send_to_block(T* to, const T& v, Barrier* barrier, uint32_t rank) {
-  static_assert(sizeof(T) == 4 || sizeof(T) % 8 == 0);
-  if constexpr (sizeof(T) == 4) {
-    uint32_t bits;
-    memcpy(&bits, &v, sizeof(v));
-    asm volatile(
-        "{\n"
-        ".reg .b32 remote, counter;\n"
-        "mapa.shared::cluster.u32 remote, %0, %3;\n"
-        "mapa.shared::cluster.u32 counter, %2, %3;\n"
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [remote], %1, [counter];\n"
-        "}" ::"r"(shared_address(to)),
-        "r"(bits), "r"(shared_address(barrier)), "r"(rank)
-        : "memory");
-  } else {
-    uint64_t bits[sizeof(T) / 8];
-    memcpy(bits, &v, sizeof(v));
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(T) / 8); ++i) {
-      asm volatile(
-          "{\n"
-          ".reg .b32 remote, counter;\n"
-          "mapa.shared::cluster.u32 remote, %0, %3;\n"
-          "mapa.shared::cluster.u32 counter, %2, %3;\n"
-          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [remote], %1, "
-          "[counter];\n"
-          "}" ::"r"(shared_address(to) + 8 * i),
-          "l"(bits[i]), "r"(shared_address(barrier)), "r"(rank)
-          : "memory");
-    }
-  }
 }
 
 // ---- Warpgroups --------------------------------------------------------------------------------

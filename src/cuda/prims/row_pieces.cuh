@@ -101,9 +101,10 @@ __device__ __forceinline__ void store_float8(const float (&v)[N], uint8_t* p, in
 }
 
 // The 16 bytes at `p`, a multiple of 16, where `wanted`.
+template <bool kOnce = false>
 __device__ __forceinline__ void load_words(bool wanted, const void* p, uint32_t (&w)[4]) {
 #if defined(__CUDA_ARCH__)
-  load_16_if(wanted, p, w);
+  load_16_if<kOnce>(wanted, p, w);
 #else
   if (wanted) {
     const uint4 v = *static_cast<const uint4*>(p);
@@ -176,21 +177,21 @@ struct RowPieces {
     }
     piece[i].forget();
   }
-  // The sum of f(k) over this thread's elements, by number, of a row of n.
+  // The sum of f(element, its number k) over this thread's elements of a row of n.
   template <bool kBlocks, class F>
-  static __device__ __forceinline__ Accumulator<T> sum(const RowTeam<kBlocks>& team, int n, F&& f) {
+  __device__ __forceinline__ Accumulator<T> sum(const RowTeam<kBlocks>& team, int n, F&& f) const {
     Accumulator<T> total = 0;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int first = place(team, i * kPiece<T>);
       Accumulator<T> part = 0;
 #pragma unroll
-      for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) part += f(k);
+      for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) part += f(get(k), k);
       if (n % kPiece<T> != 0 && first + kPiece<T> > n) {
         part = 0;
 #pragma unroll
         for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) {
-          if (place(team, k) < n) part += f(k);
+          if (place(team, k) < n) part += f(get(k), k);
         }
       }
       total += first < n ? part : 0;
@@ -204,41 +205,32 @@ struct RowPieces {
   }
 
   // Elements behind the row's end are `fill`. All loads are on their way before the first is waited
-  // for. kAny: false where all rows are known to be of whole pieces at multiples of 16 bytes.
-  template <bool kAny = true, bool kBlocks>
+  // for. kOnce: the first-level cache is left to others.
+  template <bool kOnce = false, bool kBlocks>
   __device__ __forceinline__ void load(const T* row, int n, RowTeam<kBlocks> team, int align,
                                        T fill) {
 #pragma unroll
     for (int k = 0; k < kElements; ++k) set(k, fill);
-    if (!kAny || (align == 16 && n % kPiece<T> == 0)) {
+    if (align == 16 && n % kPiece<T> == 0) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int first = place(team, i * kPiece<T>);
-        load_words(first < n, row + first, piece[i].word);
+        load_words<kOnce>(first < n, row + first, piece[i].word);
       }
     } else {
-      if constexpr (kAny) load_shifted(row, n, team);
+      load_shifted(row, n, team);
     }
   }
-  template <bool kAny = true, bool kBlocks>
+  template <bool kBlocks>
   __device__ __forceinline__ void store(T* row, int n, RowTeam<kBlocks> team, int align) const {
-    if (!kAny || align == 16) {
+    if (align == 16) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int first = place(team, i * kPiece<T>);
         if (first + kPiece<T> <= n) store_words(row + first, piece[i].word);
       }
-      if (!kAny || n % kPiece<T> == 0) return;
+      if (n % kPiece<T> == 0) return;
     }
-    if constexpr (kAny) store_any(row, n, team, align);
-  }
-
- private:
-  static constexpr int kSize = sizeof(T);
-
-  // Pieces that are not stored by an aligned access of their own.
-  template <bool kBlocks>
-  __device__ __forceinline__ void store_any(T* row, int n, RowTeam<kBlocks> team, int align) const {
     const int shift = align == 16 ? 0 : shift_of(row), lane = threadIdx.x % kWarpSize;
     // There is a lane for the piece before this one, and for the one behind it.
     const bool follows = lane > 0 && team.rank > 0;
@@ -263,6 +255,9 @@ struct RowPieces {
       }
     }
   }
+
+ private:
+  static constexpr int kSize = sizeof(T);
 
   // Bytes between the multiple of 16 before the row and its first element: those before each piece.
   static __device__ __forceinline__ int shift_of(const T* row) {
@@ -341,8 +336,7 @@ struct RowParameter {
         offset(static_cast<Acc>(offset_)) {}
 
   // Those of the piece that begins at column `first`; `absent` behind the last.
-  __device__ __forceinline__ void load(int64_t first, int64_t n, Acc absent,
-                                       Acc (&v)[kPiece<T>]) const {
+  __device__ __forceinline__ void load(int first, int n, Acc absent, Acc (&v)[kPiece<T>]) const {
     const auto* wides = static_cast<const Acc*>(data) + first;
     const auto* narrows = static_cast<const T*>(data) + first;
     if (!data) {

@@ -83,15 +83,13 @@ struct RowTeam {
   int64_t first;     // row of the block's first team
   int64_t row;       // of this team
   int64_t row_step;  // teams of the grid
-  int turn = 0;      // calls of reduce()
-  bool met = false;  // the blocks of the cluster
+  int turn = 0;      // of the slots of reduce()
 
   __device__ explicit RowTeam(int size_) : size(size_) {
     if constexpr (kBlocks) {
       const int blocks = size / kRowThreads;
       rank = blockIdx.x % blocks * kRowThreads + threadIdx.x;
       first = row = blockIdx.x / blocks, row_step = gridDim.x / blocks;
-      set_up_cluster();
     } else {
       const int teams = blockDim.x / size;
       rank = threadIdx.x & (size - 1);
@@ -107,7 +105,7 @@ struct RowTeam {
     if (kBlocks || size > kRowLanes) {
       v = reduce_warps(v, op);
       if constexpr (kBlocks) v = reduce_blocks(v, op);
-      ++turn;
+      turn ^= 1;
     } else {
       for (int mask = size / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
     }
@@ -136,9 +134,11 @@ struct RowTeam {
     asm volatile("" : "+r"(rank));
 #endif
   }
-  // After the last reduce(): all that others send to this block is there then.
-  __device__ __forceinline__ void end() {
-    if constexpr (kBlocks) meet_cluster();
+  // Shared memory that others read lives as long.
+  __device__ __forceinline__ void end() const {
+#if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (kBlocks) cluster_sync();
+#endif
   }
 
  private:
@@ -147,63 +147,32 @@ struct RowTeam {
   template <class T, class Op>
   __device__ __forceinline__ T reduce_warps(T v, Op op) {
     __shared__ T partial[2][kRowThreads / kRowLanes];
-    T(&slots)[kRowThreads / kRowLanes] = partial[turn % 2];
     const int warp = threadIdx.x / kWarpSize;
     v = warp_reduce(v, op);
-    if (threadIdx.x % kWarpSize == 0) slots[warp] = v;
+    if (threadIdx.x % kWarpSize == 0) partial[turn][warp] = v;
     __syncthreads();
     const int warps = (kBlocks ? kRowThreads : size) / kWarpSize;  // of the team: a power of 2
     const int rest = warps - 1;
-    v = slots[(warp & ~rest) + (threadIdx.x & rest)];
+    v = partial[turn][(warp & ~rest) + (threadIdx.x & rest)];
     for (int mask = warps / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
     return v;
   }
-
-#if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  // Over the blocks of the cluster: each sends its value to all. A barrier of the cluster would wait
-  // for all memory, rows on their way too. Slots as above.
+  // Over the blocks of the cluster. Slots as above.
   template <class T, class Op>
-  __device__ __forceinline__ T reduce_blocks(T v, Op op) {
-    __shared__ T slots[2][kMaxRowBlocks];
-    const int blocks = size / kRowThreads, slot = turn % 2;  // a power of 2
-    Barrier* barrier = &arrivals()[slot];
-    meet_cluster();
-    if (threadIdx.x == 0) {
-      barrier_arrive_expect(barrier, static_cast<uint32_t>(blocks * sizeof(T)));
-    }
-    if (static_cast<int>(threadIdx.x) < blocks) {
-      send_to_block(&slots[slot][rank / kRowThreads], v, barrier, threadIdx.x);
-    }
-    barrier_wait(barrier, turn / 2 % 2);
-    v = slots[slot][threadIdx.x % blocks];
+  __device__ __forceinline__ T reduce_blocks(T v, [[maybe_unused]] Op op) {
+#if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __shared__ T slots[2];
+    T* slot = &slots[turn];
+    if (threadIdx.x == 0) *slot = v;
+    cluster_sync();
+    const int blocks = size / kRowThreads;  // a power of 2
+    v = read_from_block(slot, threadIdx.x % blocks);
     for (int mask = blocks / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
     return v;
-  }
-  static __device__ __forceinline__ Barrier* arrivals() {
-    __shared__ Barrier arrived[2];
-    return arrived;
-  }
-  __device__ __forceinline__ void set_up_cluster() {
-    if (threadIdx.x == 0) {
-      barrier_init(&arrivals()[0], 1);
-      barrier_init(&arrivals()[1], 1);
-      barrier_init_fence();
-    }
-    cluster_arrive();
-  }
-  // The others' barriers are set up.
-  __device__ __forceinline__ void meet_cluster() {
-    if (!met) cluster_wait();
-    met = true;
-  }
 #else
-  template <class T, class Op>
-  __device__ __forceinline__ T reduce_blocks(T v, Op) {
     return v;
-  }
-  __device__ __forceinline__ void set_up_cluster() {}
-  __device__ __forceinline__ void meet_cluster() {}
 #endif
+  }
 };
 
 // ---- Launch ------------------------------------------------------------------------------------
