@@ -105,8 +105,9 @@ Unit filled_with_nan(DType dtype) {
   return dispatch_floating(dtype, [&]<class T>() {
     const T nan = cast_wide<T>(std::numeric_limits<float>::quiet_NaN());
     Unit unit;
-    for (size_t i = 0; i < sizeof(Unit); i += sizeof(T)) {
-      std::memcpy(reinterpret_cast<char*>(&unit) + i, &nan, sizeof(T));
+    constexpr size_t kBytes = sizeof(T) < sizeof(Unit) ? sizeof(T) : sizeof(Unit);
+    for (size_t i = 0; i < sizeof(Unit); i += kBytes) {
+      std::memcpy(reinterpret_cast<char*>(&unit) + i, &nan, kBytes);
     }
     return unit;
   });
