@@ -261,7 +261,7 @@ def test_nll_loss(backend, dtype, rng, shape, reduction, weighted):
     dx = dlkern.nll_loss_backward(backend.array(dloss), *arrays, reduction=reduction, **given)
     s = float64(dloss) * count / (count.sum() if reduction == "mean" else 1)
     hot = np.where(labels < 0, 0, labels)[..., None] == np.arange(classes)
-    expected = np.moveaxis(-hot * np.asarray(s)[..., None], -1, min(len(shape) - 1, 1))
+    expected = np.moveaxis(hot * -np.asarray(s)[..., None], -1, min(len(shape) - 1, 1))
     assert_close(backend.numpy(dx), expected, dtype, "cross_entropy")
 
 
