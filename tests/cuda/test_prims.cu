@@ -17,6 +17,7 @@
 #include "cuda/prims/mma.cuh"
 #include "cuda/prims/reduce.cuh"
 #include "cuda/prims/simt_gemm.cuh"
+#include "cuda/prims/tensor_list.cuh"
 #include "cuda/prims/tile_loader.cuh"
 #include "cuda/prims/tile_of.cuh"
 
@@ -379,6 +380,34 @@ void test_tile_of() {
   });
 }
 
+// ---- Lists -----------------------------------------------------------------------------------
+
+__global__ void tensor_list_kernel(const DLK_GRID_CONSTANT TensorTable<2> table) {
+  const Chunk chunk = table.find(blockIdx.x);
+  for (int64_t i = chunk.begin + threadIdx.x; i < chunk.end; i += blockDim.x) {
+    table.at<int>(chunk, 1)[i] = table.at<const int>(chunk, 0)[i] + 1;
+  }
+}
+
+// More items than a table holds: empty ones, of one chunk and of several.
+void test_tensor_list() {
+  constexpr int kItems = 3 * TensorTable<2>::kCapacity / 2, kChunk = 32;
+  const auto size_of = [](int item) { return item * 7 % 100; };
+  size_t total = 0;
+  for (int i = 0; i < kItems; ++i) total += size_of(i);
+  const auto x = small_values<int>(total);
+  const DeviceArray<int> from(x), to(total);
+  auto launcher = make_list_launcher<2>(kChunk, [](const TensorTable<2>& table) {
+    launch_kernel(tensor_list_kernel, table.chunks(), kChunk, 0, nullptr, table);
+  });
+  size_t at = 0;
+  for (int i = 0; i < kItems; at += size_of(i++)) {
+    launcher.add({from.data() + at, to.data() + at}, size_of(i));
+  }
+  launcher.flush();
+  expect_equal("element of a list", to.read(), [&](size_t i) { return x[i] + 1; });
+}
+
 constexpr Case kCases[] = {
     {"warp_reduce", test_warp_reduce},
     {"block_reduce", test_block_reduce},
@@ -397,6 +426,7 @@ constexpr Case kCases[] = {
     {"simt_gemm_medium", test_simt_gemm<MediumTile, double>},
     {"simt_gemm_large", test_simt_gemm<LargeTile, BFloat16>},
     {"tile_of", test_tile_of},
+    {"tensor_list", test_tensor_list},
 };
 
 std::vector<Case> cases_of_this_gpu() {
