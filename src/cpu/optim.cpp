@@ -26,7 +26,7 @@ StepIndex index_of(const StepItem& item, const StepLists& lists) {
 // rule by value: what it holds is known not to change in the loop.
 template <class Acc, class Rule, class... States>
 void step_span(int64_t n, Acc* param, const Acc* grad, Acc scale, Rule rule, States*... state) {
-  DLK_SIMD for (int64_t i = 0; i < n; ++i) rule(param[i], grad[i] * scale, state[i]...);
+  DLK_SIMD for (int64_t i = 0; i < n; ++i) rule(param[i], product(grad[i], scale), state[i]...);
 }
 
 template <class Acc, class Rule>

@@ -2,7 +2,9 @@
 //
 // One pass: param, gradient and states are read once; param, states and the 16-bit copy are written
 // once. Arithmetic in float32 (float64 for float64), by the rules of ops/optim.h. Bound by memory:
-// a thread has all its loads, 64 to 128 bytes, on their way before it waits for the first.
+// many small blocks, of which a thread takes 16 bytes of each array and has all its loads on their
+// way before it waits for the first. Loops of fewer blocks are slower: they leave the order in which
+// memory is walked. Measured: 3.98 against 4.26 TB/s for AdamW in float32, H200, 2026-11-30.
 //
 // Tensors that lie flat in the same order go through step_kernel, some hundred of them in one
 // launch (prims/tensor_list.cuh), those of equal dtypes together. All others, and rare dtypes, go
@@ -85,8 +87,7 @@ struct StepTypes {
   static constexpr bool kHasCopy = !std::is_same_v<C, NoCopy>;
   // Elements of the widest type in 16 bytes.
   static constexpr int kWidth = 16 / std::max({kBytesOf<P>, kBytesOf<G>, kBytesOf<S>});
-  static constexpr int kUnroll = kWidth == 8 ? 1 : 2;
-  static constexpr int kBlocks = kWidth == 2 ? 2 : 4;  // of a multiprocessor, at least
+  static constexpr int kBlocks = kWidth == 2 ? 2 : 5;  // of a multiprocessor, at least
 };
 
 inline constexpr int kStepThreads = 256;
@@ -154,7 +155,7 @@ struct StepPack {
       Acc at_w[kStates + 1];
 #pragma unroll
       for (int k = 0; k < kStates; ++k) at_w[k] = widen<Acc>(state[k].v[w], is_half);
-      apply(rule, p[w], widen<Acc>(grad.v[w], is_half) * scale, at_w);
+      apply(rule, p[w], product(widen<Acc>(grad.v[w], is_half), scale), at_w);
 #pragma unroll
       for (int k = 0; k < kStates; ++k) s[k][w] = at_w[k];
     }
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(kStepThreads, Types::kBlocks)
   int64_t whole = chunk.begin;  // so far in packs
   if (arrays.template are_aligned<W>()) {
     whole = chunk.end - chunk.end % W;
-    step_packs<W, Types::kUnroll>(arrays, chunk.begin, whole, rule, scale, is_half);
+    step_packs<W, 1>(arrays, chunk.begin, whole, rule, scale, is_half);
   }
   step_packs<1, 4>(arrays, whole, chunk.end, rule, scale, is_half);
 }
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(kStepThreads)
     int64_t at[kStepRoles];
     index.offsets(i, at);
     Acc param = load(kParam, at), state[Rule::kStates + 1];
-    const Acc grad = load(kGrad, at) * scale;
+    const Acc grad = product(load(kGrad, at), scale);
 #pragma unroll
     for (int k = 0; k < Rule::kStates; ++k) state[k] = load(kState + k, at);
     apply(rule, param, grad, state);
@@ -274,21 +275,17 @@ __global__ void __launch_bounds__(kStepThreads)
 
 // ---- Launch --------------------------------------------------------------------------------------
 
-// Blocks enough to fill the device, of work enough to be worth one.
-inline int64_t step_chunk(int64_t elements) {
-  int64_t chunk = 16384;  // a multiple of what a block takes at a time, in all types
-  while (chunk > 2048 && elements / chunk < 16 * multiprocessor_count()) chunk /= 2;
-  return chunk;
+// Elements of a block. Where each block has to take powers of the betas first, it is to have more.
+inline int64_t step_chunk(int width, const StepScalars& scalars) {
+  return int64_t{kStepThreads} * width * (scalars.step ? 8 : 1);
 }
 
 template <class Types, class Rule>
 void launch_flat(const std::vector<const StepItem*>& items, const Rule& rule,
                  const StepScalars& scalars, bool is_half, void* stream) {
   constexpr int kCount = StepArrays<Types, Rule::kStates>::kCount;
-  int64_t elements = 0;
-  for (const StepItem* item : items) elements += item->numel;
-  auto launcher =
-      make_list_launcher<kCount>(step_chunk(elements), [&](const TensorTable<kCount>& table) {
+  auto launcher = make_list_launcher<kCount>(
+      step_chunk(Types::kWidth, scalars), [&](const TensorTable<kCount>& table) {
         launch_kernel(step_kernel<Types, Rule>, table.chunks(), kStepThreads, 0, stream, table,
                       rule, scalars, is_half);
       });

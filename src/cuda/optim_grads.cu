@@ -16,14 +16,14 @@ namespace {
 using namespace gpu;
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 4;
+constexpr int kNormUnroll = 4, kScaleUnroll = 2;  // packs of a thread at a time
 
 template <class T>
 constexpr int kWidth = 16 / sizeof(T);
 
 // f(W elements as they lie in memory, where) over the elements [begin, end) of `data` by the threads
 // of a block, kUnroll packs of each on their way at a time.
-template <int W, class T, class F>
+template <int W, int kUnroll, class T, class F>
 __device__ __forceinline__ void for_packs(const T* data, int64_t begin, int64_t end, F&& f) {
   if (begin >= end) return;
   constexpr int kStride = kThreads * W;
@@ -42,14 +42,14 @@ __device__ __forceinline__ void for_packs(const T* data, int64_t begin, int64_t 
   }
 }
 // The same with packs of 16 bytes wherever the address allows them.
-template <class T, class F>
+template <int kUnroll, class T, class F>
 __device__ __forceinline__ void for_elements(const T* data, int64_t begin, int64_t end, F&& f) {
   int64_t whole = begin;
   if (reinterpret_cast<uintptr_t>(data) % 16 == 0) {
     whole = end - end % kWidth<T>;
-    for_packs<kWidth<T>>(data, begin, whole, f);
+    for_packs<kWidth<T>, kUnroll>(data, begin, whole, f);
   }
-  for_packs<1>(data, whole, end, f);
+  for_packs<1, 4>(data, whole, end, f);
 }
 
 // ---- Norm ----------------------------------------------------------------------------------------
@@ -61,14 +61,15 @@ __global__ void __launch_bounds__(kThreads)
   const Chunk chunk = table.find(blockIdx.x);
   // A lane for each element of a pack: which one an element adds to depends on its place only.
   Acc sum[kWidth<T>] = {};
-  for_elements(table.at<const T>(chunk, 0), chunk.begin, chunk.end, [&](auto pack, int64_t) {
-    constexpr int W = sizeof(pack) / sizeof(T);
+  for_elements<kNormUnroll>(table.at<const T>(chunk, 0), chunk.begin, chunk.end,
+                            [&](auto pack, int64_t) {
+                              constexpr int W = sizeof(pack) / sizeof(T);
 #pragma unroll
-    for (int w = 0; w < W; ++w) {
-      const Acc v = static_cast<Acc>(pack.v[w]);
-      sum[w] += v * v;
-    }
-  });
+                              for (int w = 0; w < W; ++w) {
+                                const Acc v = static_cast<Acc>(pack.v[w]);
+                                sum[w] += v * v;
+                              }
+                            });
 #pragma unroll
   for (int w = 1; w < kWidth<T>; ++w) sum[0] += sum[w];
   const Acc total = block_reduce(sum[0], Sum{}, Acc(0));
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kThreads)
   const Chunk chunk = table.find(blockIdx.x);
   T* data = table.at<T>(chunk, 0);
   bool bad = false;
-  for_elements(data, chunk.begin, chunk.end, [&](auto pack, int64_t at) {
+  for_elements<kScaleUnroll>(data, chunk.begin, chunk.end, [&](auto pack, int64_t at) {
     constexpr int W = sizeof(pack) / sizeof(T);
 #pragma unroll
     for (int w = 0; w < W; ++w) {
@@ -208,12 +209,12 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 void launch_scale(const ScaleGrads& p, DType dtype, void* stream) {
-  int64_t elements = 0;
-  for (const Tensor& grad : p.grads) elements += grad.numel();
   const Scalar scale(p.scale), found_inf(p.found_inf);
-  auto launcher = make_list_launcher<1>(step_chunk(elements), [&](const TensorTable<1>& table) {
-    launch_kernel(scale_kernel<T>, table.chunks(), kThreads, 0, stream, table, scale, found_inf);
-  });
+  auto launcher =
+      make_list_launcher<1>(kThreads * kWidth<T> * kScaleUnroll, [&](const TensorTable<1>& table) {
+        launch_kernel(scale_kernel<T>, table.chunks(), kThreads, 0, stream, table, scale,
+                      found_inf);
+      });
   for (const Tensor& grad : p.grads) {
     if (grad.dtype != dtype || grad.numel() == 0) continue;
     const auto index = in_memory_order(make_index<1>({&grad}));

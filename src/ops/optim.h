@@ -125,6 +125,38 @@ ImplList<ScaleGrads> gpu_impls<ScaleGrads>();
 template <>
 ImplList<UpdateLossScale> gpu_impls<UpdateLossScale>();
 
+// Roundings as they are written, so that all kernels of a GPU have the same bits: compilers choose
+// freely which product of a sum to fuse with it.
+DLK_HD float product(float a, float b) {
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+DLK_HD double product(double a, double b) {
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+// a b + c
+DLK_HD float fused(float a, float b, float c) {
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+  return ::fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+DLK_HD double fused(double a, double b, double c) {
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+  return ::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 // ---- Rules: one element's update; the loops around it are the backends' --------------------------
 //
 // A rule has a constructor from its problem, kStates, read() for numbers that lie in device memory,
@@ -142,9 +174,11 @@ struct SgdRule {
   DLK_HD void read(const StepScalars& s) {
     if (s.lr) lr = s.lr.real<Acc>();
   }
-  DLK_HD void operator()(Acc& param, Acc grad) const { param -= lr * descent(param, grad); }
+  DLK_HD void operator()(Acc& param, Acc grad) const {
+    param = fused(-lr, descent(param, grad), param);
+  }
   DLK_HD Acc descent(Acc param, Acc grad) const {
-    return weight_decay != 0 ? grad + weight_decay * param : grad;
+    return weight_decay != 0 ? fused(weight_decay, param, grad) : grad;
   }
 };
 
@@ -163,8 +197,8 @@ struct MomentumRule : SgdRule<Acc> {
 
   DLK_HD void operator()(Acc& param, Acc grad, Acc& buffer) const {
     const Acc g = this->descent(param, grad);
-    buffer = first_step ? g : momentum * buffer + undamped * g;
-    param -= this->lr * (nesterov ? g + momentum * buffer : buffer);
+    buffer = first_step ? g : fused(momentum, buffer, undamped * g);
+    param = fused(-this->lr, nesterov ? fused(momentum, buffer, g) : buffer, param);
   }
 };
 
@@ -212,13 +246,13 @@ struct AdamRule {
 
  private:
   DLK_HD void average(Acc param, Acc grad, Acc& exp_avg, Acc& exp_avg_sq) const {
-    const Acc g = l2 ? grad + weight_decay * param : grad;
-    exp_avg += new1 * (g - exp_avg);
-    exp_avg_sq = beta2 * exp_avg_sq + new2 * g * g;
+    const Acc g = l2 ? fused(weight_decay, param, grad) : grad;
+    exp_avg = fused(new1, g - exp_avg, exp_avg);
+    exp_avg_sq = fused(beta2, exp_avg_sq, new2 * g * g);
   }
   DLK_HD void update(Acc& param, Acc exp_avg, Acc square) const {
-    const Acc root = sqrt_fast(square) * root_scale + eps;
-    param = param * decay - (lr * correction) * exp_avg * reciprocal_fast(root);
+    const Acc root = fused(sqrt_fast(square), root_scale, eps);
+    param = fused(param, decay, (-lr * correction) * exp_avg * reciprocal_fast(root));
   }
   // 1 - beta^t as -expm1(t log beta): no digits are lost where beta^t is close to 1.
   DLK_HD void set_step(int64_t t) {
@@ -251,10 +285,10 @@ struct LionRule {
     decay = 1 - lr * weight_decay;
   }
   DLK_HD void operator()(Acc& param, Acc grad, Acc& exp_avg) const {
-    const Acc direction = beta1 * exp_avg + new1 * grad;
+    const Acc direction = fused(beta1, exp_avg, new1 * grad);
     const Acc sign = direction > 0 ? Acc(1) : direction < 0 ? Acc(-1) : direction;  // NaN stays
-    param = param * decay - lr * sign;
-    exp_avg = beta2 * exp_avg + new2 * grad;
+    param = fused(param, decay, -lr * sign);
+    exp_avg = fused(beta2, exp_avg, new2 * grad);
   }
 };
 
