@@ -116,8 +116,11 @@ def test_avg(backend, dtype, rng, name, channels, count_include_pad):
 
 
 @each_layout
-@pytest.mark.parametrize("name", ["2x2", "3x3 stride 2", "3-d", "asymmetric", "squares",
-                                  "2x2 with padding", "3x3 at 1", "3x3 in slices", "dilated"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    ["2x2", "3x3 stride 2", "3-d", "asymmetric", "squares", "2x2 with padding", "3x3 at 1",
+     "3x3 in slices", "dilated"],
+)  # fmt: skip
 @pytest.mark.parametrize("index_dtype", ["int32", "uint8"])
 def test_other_indices(backend, rng, name, channels, index_dtype):
     """uint8 counts the taps of a window; the gradient is the same."""
@@ -175,9 +178,11 @@ def test_lp(backend, dtype, rng, name, channels, norm):
 
 
 @each_layout
-@pytest.mark.parametrize(("shape", "sizes"), [((2, 3, 10, 7), (4, 3)), ((2, 16, 7, 9), (7, 2)),
-                                              ((1, 2, 5), (8,)), ((1, 2, 5, 4, 9), (2, 3, 5)),
-                                              ((2, 3, 8, 6), (4, 3)), ((2, 3, 8, 6), (1, 1))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [((2, 3, 10, 7), (4, 3)), ((2, 16, 7, 9), (7, 2)), ((1, 2, 5), (8,)),
+     ((1, 2, 5, 4, 9), (2, 3, 5)), ((2, 3, 8, 6), (4, 3)), ((2, 3, 8, 6), (1, 1))],
+)  # fmt: skip
 def test_adaptive(backend, dtype, rng, shape, sizes, channels):
     x = rounded(rng.integers(-9, 9, shape), dtype)
     on_device = backend.array(place(x, channels))

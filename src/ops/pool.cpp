@@ -284,9 +284,8 @@ dlk_status_t dlk_avg_pool_backward(const DLTensor* dy_, const DLTensor* dx_,
     require_output_shape(call, dy, s, p, dx.ndim);
     call.require_disjoint(dx, dy);
     if (is_global(s) && !divisor.fixed) {
-      return call.run(
-          ReduceBackward{as_image(dy, p), {}, {}, as_image(dx, p), kSpatialAxes,
-                         DLK_REDUCE_MEAN, 0, 0});
+      return call.run(ReduceBackward{
+          as_image(dy, p), {}, {}, as_image(dx, p), kSpatialAxes, DLK_REDUCE_MEAN, 0, 0});
     }
     call.run(AvgPoolBackward{as_image(dy, p), as_image(dx, p), s, divisor});
   });

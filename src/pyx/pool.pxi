@@ -105,7 +105,8 @@ def max_pool(str op, x, tuple window, str index_dtype, out, out_indices, stream)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     if index_dtype is not None:
         if index_dtype not in ("int64", "int32", "uint8"):
-            raise ValueError(f"{op}: index_dtype is {index_dtype!r}, expected int64, int32 or uint8")
+            raise ValueError(f"{op}: index_dtype is {index_dtype!r}, expected int64, int32 or "
+                             "uint8")
         tindices = call.output("indices", out_indices, tx.ndim, shape, dtype_named(index_dtype))
     while call.pending():
         with nogil:
