@@ -280,23 +280,26 @@ void avg_forward(const AvgPoolForward& p) {
   });
 }
 
-template <class T>
-void lp_forward(const LpPoolForward& p) {
+template <class T, class Norm>
+void lp_forward(const LpPoolForward& p, const Norm& norm) {
   using Acc = Accumulator<T>;
   const bool channels = is_channels_last(p.x);
-  const Norm<Acc> norm(p.norm);
-  const auto run = [&](auto power) {
-    const auto make = [=](int64_t n) { return Total<Acc, decltype(power)>(n, power); };
-    pool<T>(p.shape, p.x, channels, make, [&](auto& op, const Place& at) {
-      Acc* v = op.value.data();
-      for (int64_t i = 0; i < at.count; ++i) v[i] = norm.root(v[i]);
-      store_span(v, p.y.as<T>() + offset_of(p.y, at), p.y.strides[channels ? 1 : 4], at.count);
-    });
-  };
-  if (p.norm == 2) {
-    run([](Acc v) { return v * v; });
+  const auto power = [=](Acc v) { return norm.power(v); };
+  const auto make = [=](int64_t n) { return Total<Acc, decltype(power)>(n, power); };
+  pool<T>(p.shape, p.x, channels, make, [&](auto& op, const Place& at) {
+    Acc* v = op.value.data();
+    for (int64_t i = 0; i < at.count; ++i) v[i] = norm.root(v[i]);
+    store_span(v, p.y.as<T>() + offset_of(p.y, at), p.y.strides[channels ? 1 : 4], at.count);
+  });
+}
+
+// f(norm) with the powers of a norm.
+template <class Acc, class F>
+void with_norm(double p, F&& f) {
+  if (p == 2) {
+    f(Norm2<Acc>{});
   } else {
-    run([=](Acc v) { return norm.power(v); });
+    f(AnyNorm<Acc>{static_cast<Acc>(p)});
   }
 }
 
@@ -437,12 +440,12 @@ class AvgGradient {
   std::vector<Acc> columns_, buffer_;
 };
 
-template <class T>
+template <class T, class Norm>
 class LpGradient {
  public:
   using Acc = Accumulator<T>;
-  LpGradient(const LpPoolBackward& p, int64_t span)
-      : p_(p), norm_(p.norm), g_(span), y_(span), x_(span) {}
+  LpGradient(const LpPoolBackward& p, const Norm& norm, int64_t span)
+      : p_(p), norm_(norm), g_(span), y_(span), x_(span) {}
 
   const Acc* windows(const Place& o, bool channels) {
     const int axis = channels ? 1 : 4;
@@ -460,15 +463,14 @@ class LpGradient {
 
  private:
   const LpPoolBackward& p_;
-  Norm<Acc> norm_;
+  Norm norm_;
   std::vector<Acc> g_, y_, x_;
 };
 
-template <class T, class Gradient, class Problem>
-void gather_backward(const Problem& p) {
+// make(span) gives a thread its Gradient.
+template <class T, class Make>
+void gather_backward(const PoolShape& s, const Tensor& dx, Make&& make) {
   using Acc = Accumulator<T>;
-  const PoolShape& s = p.shape;
-  const Tensor& dx = p.dx;
   const bool channels = is_channels_last(dx);
   const Window& ww = s.window[2];
   for_each_place(s, s.in, channels, [&](int64_t begin, int64_t end, const auto& place_of) {
@@ -477,7 +479,7 @@ void gather_backward(const Problem& p) {
     std::vector<Acc> sums(channels        ? kChannels
                           : s.adaptive[2] ? s.in[2]
                                           : std::max(padded_width(s), before + s.in[2]));
-    Gradient gradient(p, channels ? kChannels : std::max(s.in[2], s.out[2]));
+    auto gradient = make(channels ? kChannels : std::max(s.in[2], s.out[2]));
     Acc* sum = sums.data();
     for (int64_t i = begin; i < end; ++i) {
       const Place at = place_of(i);
@@ -538,19 +540,29 @@ constexpr Impl<AvgPoolForward> kAvgForward[] = {
 constexpr Impl<AvgPoolBackward> kAvgBackward[] = {
     {"cpu_spans", supports_all, nullptr,
      [](const AvgPoolBackward& p, const Launch&) {
-       dispatch_floating(p.dy.dtype, [&]<class T>() { gather_backward<T, AvgGradient<T>>(p); });
+       dispatch_floating(p.dy.dtype, [&]<class T>() {
+         gather_backward<T>(p.shape, p.dx, [&](int64_t span) { return AvgGradient<T>(p, span); });
+       });
      }},
 };
 constexpr Impl<LpPoolForward> kLpForward[] = {
     {"cpu_spans", supports_all, nullptr,
      [](const LpPoolForward& p, const Launch&) {
-       dispatch_floating(p.x.dtype, [&]<class T>() { lp_forward<T>(p); });
+       dispatch_floating(p.x.dtype, [&]<class T>() {
+         with_norm<Accumulator<T>>(p.norm, [&](auto norm) { lp_forward<T>(p, norm); });
+       });
      }},
 };
 constexpr Impl<LpPoolBackward> kLpBackward[] = {
     {"cpu_spans", supports_all, nullptr,
      [](const LpPoolBackward& p, const Launch&) {
-       dispatch_floating(p.dy.dtype, [&]<class T>() { gather_backward<T, LpGradient<T>>(p); });
+       dispatch_floating(p.dy.dtype, [&]<class T>() {
+         with_norm<Accumulator<T>>(p.norm, [&]<class Norm>(const Norm& norm) {
+           gather_backward<T>(p.shape, p.dx, [&](int64_t span) {
+             return LpGradient<T, Norm>(p, norm, span);
+           });
+         });
+       });
      }},
 };
 

@@ -60,10 +60,10 @@ struct AvgGradient {
   __device__ __forceinline__ Acc value(Acc dy, Acc factor) const { return product(dy, factor); }
 };
 
-template <class T>
+template <class T, class Norm>
 struct LpGradient {
   Image<const T> dy, y, x;
-  Norm<Accumulator<T>> norm;
+  Norm norm;
 };
 
 // ---- Windows ------------------------------------------------------------------------------------
@@ -127,8 +127,8 @@ __device__ __forceinline__ void add_window(const AvgGradient<T>& gradient, const
 #pragma unroll
   for (int k = 0; k < W; ++k) sum[k] += gradient.value(dy.v[k], factor);
 }
-template <int W, class T, class I>
-__device__ __forceinline__ void add_window(const LpGradient<T>& gradient, const PoolShape&,
+template <int W, class T, class Norm, class I>
+__device__ __forceinline__ void add_window(const LpGradient<T, Norm>& gradient, const PoolShape&,
                                            const PoolPlace<I>&, const PoolPlace<I>& o,
                                            Accumulator<T> (&sum)[W]) {
   const Values<T, W> dy(gradient.dy, o), y(gradient.y, o);
@@ -139,8 +139,8 @@ __device__ __forceinline__ void add_window(const LpGradient<T>& gradient, const 
 // What an element makes of the sum over its windows.
 template <int W, class Gradient, class T, class I>
 __device__ __forceinline__ void finish(const Gradient&, const PoolPlace<I>&, T (&)[W]) {}
-template <int W, class T, class I>
-__device__ __forceinline__ void finish(const LpGradient<T>& gradient, const PoolPlace<I>& i,
+template <int W, class T, class Norm, class I>
+__device__ __forceinline__ void finish(const LpGradient<T, Norm>& gradient, const PoolPlace<I>& i,
                                        Accumulator<T> (&sum)[W]) {
   const Values<T, W> x(gradient.x, i);
 #pragma unroll
@@ -481,11 +481,6 @@ template <class T>
 AvgGradient<T> gradient_of(const AvgPoolBackward& p) {
   return AvgGradient<T>(p);
 }
-template <class T>
-LpGradient<T> gradient_of(const LpPoolBackward& p) {
-  return {Image<const T>(p.dy), Image<const T>(p.y), Image<const T>(p.x),
-          Norm<Accumulator<T>>(p.norm)};
-}
 std::vector<Tensor> tensors_of(const MaxPoolBackward& p) { return {p.dx, p.dy, p.indices}; }
 std::vector<Tensor> tensors_of(const AvgPoolBackward& p) { return {p.dx, p.dy}; }
 std::vector<Tensor> tensors_of(const LpPoolBackward& p) { return {p.dx, p.dy, p.y, p.x}; }
@@ -510,21 +505,40 @@ const char* squares_decline(const Problem& p) {
   return nullptr;
 }
 
+// With numbers of 32 bits.
+template <class T, class Problem, class Gradient>
+void run_windows_as(const Problem& p, const Gradient& gradient, const Launch& launch) {
+  if constexpr (sizeof(T) < 8) {
+    constexpr int kWide = 16 / sizeof(T);
+    if (is_wide(p)) return launch_windows<T, int, kWide>(gradient, p.dx, p.shape, launch.stream);
+  }
+  launch_windows<T, int, 1>(gradient, p.dx, p.shape, launch.stream);
+}
 template <class Problem>
 void run_windows(const Problem& p, const Launch& launch) {
   dispatch_floating(p.dx.dtype, [&]<class T>() {
     const auto gradient = gradient_of<T>(p);
-    if (!counts_in_int(p.shape)) {
-      return launch_windows<T, int64_t, 1>(gradient, p.dx, p.shape, launch.stream);
+    if (counts_in_int(p.shape)) {
+      run_windows_as<T>(p, gradient, launch);
+    } else {
+      launch_windows<T, int64_t, 1>(gradient, p.dx, p.shape, launch.stream);
     }
-    if constexpr (sizeof(T) < 8) {
-      constexpr int kWide = 16 / sizeof(T);
-      if (is_wide(p)) {
-        return launch_windows<T, int, kWide>(gradient, p.dx, p.shape, launch.stream);
-      }
-    }
-    launch_windows<T, int, 1>(gradient, p.dx, p.shape, launch.stream);
   });
+}
+// Norms other than the usual one are computed with numbers of 64 bits and channel by channel, so that
+// their powers are compiled once.
+template <class T>
+void run_lp(const LpPoolBackward& p, const Launch& launch) {
+  using Acc = Accumulator<T>;
+  const auto gradient = [&]<class Norm>(const Norm& norm) {
+    return LpGradient<T, Norm>{Image<const T>(p.dy), Image<const T>(p.y), Image<const T>(p.x),
+                               norm};
+  };
+  if (p.norm == 2 && counts_in_int(p.shape)) {
+    return run_windows_as<T>(p, gradient(Norm2<Acc>{}), launch);
+  }
+  launch_windows<T, int64_t, 1>(gradient(AnyNorm<Acc>{static_cast<Acc>(p.norm)}), p.dx, p.shape,
+                                launch.stream);
 }
 template <class Problem>
 void run_squares(const Problem& p, const Launch& launch) {
@@ -570,7 +584,10 @@ constexpr Impl<AvgPoolBackward> kAvg[] = {
     {"windows", supports_all, nullptr, run_windows<AvgPoolBackward>},
 };
 constexpr Impl<LpPoolBackward> kLp[] = {
-    {"windows", supports_all, nullptr, run_windows<LpPoolBackward>},
+    {"windows", supports_all, nullptr,
+     [](const LpPoolBackward& p, const Launch& launch) {
+       dispatch_floating(p.dx.dtype, [&]<class T>() { run_lp<T>(p, launch); });
+     }},
 };
 
 }  // namespace

@@ -175,12 +175,12 @@ struct AvgOp {
   }
 };
 
-template <class T>
+template <class T, class Norm>
 struct LpOp {
   using Acc = Accumulator<T>;
   using Label = int;
   static constexpr bool kLabels = false;
-  Norm<Acc> norm;
+  Norm norm;
 
   static __device__ T padding() { return T(Acc(0)); }
   __device__ __forceinline__ Acc term(Acc v) const { return norm.power(v); }
@@ -497,27 +497,36 @@ void launch_windows(const Tensor& x, const Tensor& y, const Op& op, const PoolSh
                 Image<const T>(x), Image<T>(y), op, s, tiles);
 }
 
+// With numbers of 32 bits. kTaps: the square windows that have a kernel of their own; 0: none.
+template <class T, int kTaps, class Op>
+void run_windows_as(const Tensor& x, const Tensor& y, const Tensor& indices, const PoolShape& s,
+                    void* stream, const Op& op) {
+  if constexpr (sizeof(T) < 8) {
+    constexpr int kWide = 16 / sizeof(T);
+    if (fits_channels(x, kWide) && fits_channels(y, kWide) &&
+        (!indices || fits_channels(indices, kWide))) {
+      if constexpr (kTaps > 0) {
+        if (is_square(s, kTaps)) {
+          return launch_windows<T, int, kWide, kTaps>(x, y, op, s, stream);
+        }
+      }
+      return launch_windows<T, int, kWide, 0>(x, y, op, s, stream);
+    }
+  }
+  launch_windows<T, int, 1, 0>(x, y, op, s, stream);
+}
+
 // make.operator()<T, Label>() gives the operation.
-template <bool kSquares, class Make>
+template <class Make>
 void run_windows(const Tensor& x, const Tensor& y, const Tensor& indices, const PoolShape& s,
                  void* stream, Make&& make) {
   dispatch_floating(x.dtype, [&]<class T>() {
-    constexpr int kWide = 16 / sizeof(T);
-    if (!counts_in_int(s)) {
-      return launch_windows<T, int64_t, 1, 0>(x, y, make.template operator()<T, int64_t>(), s,
-                                              stream);
+    if (counts_in_int(s)) {
+      run_windows_as<T, 3>(x, y, indices, s, stream, make.template operator()<T, int>());
+    } else {
+      const auto op = make.template operator()<T, int64_t>();
+      launch_windows<T, int64_t, 1, 0>(x, y, op, s, stream);
     }
-    const auto op = make.template operator()<T, int>();
-    if constexpr (sizeof(T) < 8) {
-      if (fits_channels(x, kWide) && fits_channels(y, kWide) &&
-          (!indices || fits_channels(indices, kWide))) {
-        if constexpr (kSquares) {
-          if (is_square(s, 3)) return launch_windows<T, int, kWide, 3>(x, y, op, s, stream);
-        }
-        return launch_windows<T, int, kWide, 0>(x, y, op, s, stream);
-      }
-    }
-    launch_windows<T, int, 1, 0>(x, y, op, s, stream);
   });
 }
 
@@ -555,7 +564,7 @@ constexpr Impl<MaxPoolForward> kMax[] = {
     {"windows", supports_all, nullptr,
      [](const MaxPoolForward& p, const Launch& launch) {
        with_max(p, [&](auto make) {
-         run_windows<true>(p.x, p.y, p.indices, p.shape, launch.stream, make);
+         run_windows(p.x, p.y, p.indices, p.shape, launch.stream, make);
        });
      }},
 };
@@ -568,15 +577,26 @@ constexpr Impl<AvgPoolForward> kAvg[] = {
      }},
     {"windows", supports_all, nullptr,
      [](const AvgPoolForward& p, const Launch& launch) {
-       run_windows<true>(p.x, p.y, Tensor{}, p.shape, launch.stream,
+       run_windows(p.x, p.y, Tensor{}, p.shape, launch.stream,
                          [&]<class T, class>() { return AvgOp<T>(p.divisor, p.shape); });
      }},
 };
+// Norms other than the usual one are computed with numbers of 64 bits and channel by channel, so that
+// their powers are compiled once.
+template <class T>
+void run_lp(const LpPoolForward& p, const Launch& launch) {
+  using Acc = Accumulator<T>;
+  if (p.norm == 2 && counts_in_int(p.shape)) {
+    return run_windows_as<T, 0>(p.x, p.y, Tensor{}, p.shape, launch.stream,
+                                LpOp<T, Norm2<Acc>>{});
+  }
+  const LpOp<T, AnyNorm<Acc>> op{{static_cast<Acc>(p.norm)}};
+  launch_windows<T, int64_t, 1, 0>(p.x, p.y, op, p.shape, launch.stream);
+}
 constexpr Impl<LpPoolForward> kLp[] = {
     {"windows", supports_all, nullptr,
      [](const LpPoolForward& p, const Launch& launch) {
-       run_windows<false>(p.x, p.y, Tensor{}, p.shape, launch.stream,
-                          [&]<class T, class>() { return LpOp<T>{Norm<Accumulator<T>>(p.norm)}; });
+       dispatch_floating(p.x.dtype, [&]<class T>() { run_lp<T>(p, launch); });
      }},
 };
 

@@ -115,30 +115,19 @@ struct PoolDivisor {
   }
 };
 
-// Powers of Lp pooling.
+// Powers of Lp pooling: of any norm, and of the usual one.
 template <class Acc>
-struct Norm {
+struct AnyNorm {
   Acc p;
 
-  explicit Norm(double norm) : p(static_cast<Acc>(norm)) {}
   // |v|^p
-  DLK_HD Acc power(Acc v) const {
-    if (p == 2) return v * v;
-    const Acc a = v < 0 ? -v : v;
-    return p == 1 ? a : pow_of(a, p);
-  }
-  DLK_HD Acc root(Acc sum) const {
-    return p == 2 ? sqrt_of(sum) : p == 1 ? sum : pow_of(sum, 1 / p);
-  }
+  DLK_HD Acc power(Acc v) const { return pow_of(v < 0 ? -v : v, p); }
+  DLK_HD Acc root(Acc sum) const { return pow_of(sum, 1 / p); }
   // A window's gradient dy / y^(p - 1), and what it is to be multiplied by for an element x.
-  DLK_HD Acc weight(Acc dy, Acc y) const {
-    return y == 0 ? Acc(0) : p == 2 ? dy / y : p == 1 ? dy : dy / pow_of(y, p - 1);
-  }
+  DLK_HD Acc weight(Acc dy, Acc y) const { return y == 0 ? Acc(0) : dy / pow_of(y, p - 1); }
   DLK_HD Acc slope(Acc x) const {
-    if (p == 2) return x;
-    if (x == 0) return 0;
-    const Acc a = x < 0 ? -x : x, s = p == 1 ? Acc(1) : pow_of(a, p - 1);
-    return x != x ? x : x < 0 ? -s : s;
+    if (x == 0 || x != x) return x;
+    return x < 0 ? -pow_of(-x, p - 1) : pow_of(x, p - 1);
   }
 
  private:
@@ -146,10 +135,16 @@ struct Norm {
     using std::pow;
     return pow(a, b);
   }
-  static DLK_HD Acc sqrt_of(Acc a) {
+};
+template <class Acc>
+struct Norm2 {
+  DLK_HD Acc power(Acc v) const { return v * v; }
+  DLK_HD Acc root(Acc sum) const {
     using std::sqrt;
-    return sqrt(a);
+    return sqrt(sum);
   }
+  DLK_HD Acc weight(Acc dy, Acc y) const { return y == 0 ? Acc(0) : dy / y; }
+  DLK_HD Acc slope(Acc x) const { return x; }
 };
 
 struct MaxPoolForward {
