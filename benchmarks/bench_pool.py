@@ -154,7 +154,7 @@ def cases_of(p: Pooling, device: str) -> Iterator[Case]:
         yield Case(
             f"{p.name} fwd",
             {"dlkern": run_forward, **rivals},
-            reference=lambda: function(theirs.double()),
+            reference=lambda: function(theirs.double().contiguous()),
             tolerance=tolerance,
             bytes=ours.nbytes + out.nbytes + (index.nbytes if p.index else 0),
             group=p.group,
@@ -184,7 +184,7 @@ def cases_of(p: Pooling, device: str) -> Iterator[Case]:
             "dlkern": run_backward,
             "torch": lambda: torch.autograd.grad(y, x, their_dy, retain_graph=True)[0],
         },
-        reference=lambda: gradient(theirs.double(), their_dy.double()),
+        reference=lambda: gradient(theirs.double().contiguous(), their_dy.double().contiguous()),
         tolerance=2 * tolerance,
         bytes=dx.nbytes + sum(t.nbytes for t in read),
         group=p.group,

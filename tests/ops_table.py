@@ -872,6 +872,7 @@ OPS = [
         {"x": normal(2, 3, 7, 5)},
         {"out": (2, 3, 4, 2), "out_indices": ((2, 3, 4, 2), "int64")},
         {"output_size": (4, 2), "return_indices": True},
+        free_axes={"x": (2, 3)},
     ),
     Op(
         "adaptive_max_pool_backward",
@@ -879,12 +880,14 @@ OPS = [
         {"out": (2, 3, 5, 7)},
         {},
         {"input_shape": (2, 3, 5, 7)},
+        free_axes={"out": (2, 3)},
     ),
     Op(
         "adaptive_avg_pool",
         {"x": normal(2, 7, 5, 16)},
         {"out": (2, 4, 2, 16)},
         {"output_size": (4, 2), "layout": "NHWC"},
+        free_axes={"x": (1, 2)},
     ),
     Op(
         "adaptive_avg_pool_backward",
@@ -892,6 +895,7 @@ OPS = [
         {"out": (2, 3, 7, 5)},
         {},
         {"input_shape": (2, 3, 7, 5)},
+        free_axes={"dy": (2, 3), "out": (2, 3)},
     ),
     Op("sum", {"x": normal(5, 37)}, {"out": ()}, any_rank=("x",), free_axes={"x": (0, 1)}),
     Op(

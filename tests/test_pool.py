@@ -237,6 +237,23 @@ def test_items_do_not_depend_on_the_others(backend, rng, width, given, channels)
                                           dx[1:2])  # fmt: skip
 
 
+@pytest.mark.parametrize("given", [{"kernel": 3, "stride": 2, "padding": 1}, {"kernel": 2}])
+def test_layouts_agree(backend, rng, given):
+    """Images of the size of real ones, channels first and last."""
+    x = rounded(rng.standard_normal((4, 32, 57, 56)), "bfloat16")
+    results = []
+    for layout in ("NCHW", "NHWC"):
+        options = given | {"layout": layout}
+        on_device = backend.array(place(x, layout))
+        y, indices = dlkern.max_pool(on_device, return_indices=True, **options)
+        mean = dlkern.avg_pool(on_device, **options)
+        dx = dlkern.max_pool_backward(mean, indices, on_device.shape, **options)
+        spread = dlkern.avg_pool_backward(mean, on_device.shape, **options)
+        results.append([first(backend.numpy(v), layout) for v in (y, indices, mean, dx, spread)])
+    for a, b in zip(*results, strict=True):  # sums may be of another order
+        np.testing.assert_allclose(float64(a), float64(b), rtol=2**-7, atol=2**-9)
+
+
 @pytest.mark.parametrize("divisor", [5, -2])
 def test_divisor_override(backend, rng, divisor):
     shape, given, window = CASES["3x3 stride 2"]
