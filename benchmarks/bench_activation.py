@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,7 +91,8 @@ class Maker:
         rivals: dict[str, Callable[[], Any]] | None = None,
         group: str = "more",
     ) -> Case:
-        rows = 4096 if inputs[0].ndim == 1 else 4
+        n = inputs[0].ndim
+        rows = 4096 if n == 1 else 4
         theirs = inputs if rival_inputs is None else rival_inputs
 
         def part(result):
@@ -106,7 +108,11 @@ class Maker:
                 **(compiled(rival, *theirs) if compile else {}),
                 **(rivals or {}),
             },
-            reference=lambda: part((exact or rival)(*(t[:rows].double() for t in inputs))),
+            reference=lambda: part(
+                (exact or rival)(
+                    *(t[:rows].double() if t.ndim == n else t.double() for t in inputs)
+                )
+            ),
             tolerance=eps if eps > 1e-5 else 64 * eps,
             bytes=bytes,
             group=group,
@@ -218,9 +224,65 @@ def more(make: Maker, device: str, quick: bool) -> Iterator[Case]:
     yield from make.gated((rows // 4, ffn), "float32")
 
 
+# Name -> dlkern's code, torch's function of the arrays, CuPy's code; scalars are written out.
+USER_KERNELS: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "leaky": (
+        "y = x > 0 ? x : 0.1 * x",
+        lambda x: torch.where(x > 0, x, 0.1 * x),
+        "y = x > 0 ? x : 0.1f * x",
+    ),
+    "gate": (
+        "y = x / (1 + exp(-x)) * b",
+        lambda x, b: x / (1 + torch.exp(-x)) * b,
+        "y = x / (1 + expf(-x)) * b",
+    ),
+}
+
+
+def cupy_kernel(code: str, arrays: Tensors) -> dict[str, Callable[[], Any]]:
+    """The same as CuPy's ElementwiseKernel, where CuPy is; it has no bfloat16."""
+    if not arrays[0].is_cuda or not is_installed("cupy"):
+        return {}
+    with contextlib.suppress(Exception):
+        import cupy
+
+        names = ("x", "b")[: len(arrays)]
+        kernel = cupy.ElementwiseKernel(", ".join(f"T {n}" for n in names), "T y", code)
+        given = [cupy.from_dlpack(a) for a in arrays]
+        return {"cupy": lambda: torch.from_dlpack(kernel(*given))}
+    return {}
+
+
+def user_kernels(make: Maker, device: str, quick: bool) -> Iterator[Case]:
+    if device == "cuda" and not is_installed("cuda.core"):
+        print("# kernels of users need cuda-core")
+        return
+    size = sizes(device)
+    rows, ffn = size["rows"], size["ffn"]
+    for name, dtype, view, label in (
+        ("leaky", "bfloat16", lambda x: x, ""),
+        ("gate", "float32", lambda x: x, ""),
+        ("gate", "bfloat16", lambda x: x[:, : ffn // 2], " half rows"),
+        ("gate", "bfloat16", lambda x: x[:, 1:-1], " unaligned rows"),
+    )[: 1 if quick else None]:
+        code, rival, cupy_code = USER_KERNELS[name]
+        x = view(make.numbers((rows // 2, ffn), dtype, 1)[0])
+        b = make.numbers((x.shape[1],), dtype, 1)[0]
+        inputs = (x,) if name == "leaky" else (x, b)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        kernel = dlkern.elementwise(code)
+        yield make.case(
+            f"user {name} {x.shape[0]}x{x.shape[1]}{label} {dtype}",
+            lambda kernel=kernel, inputs=inputs, out=out: kernel(*inputs, out=out),
+            rival, inputs, 2 * out.nbytes, compile=not quick,
+            rivals=cupy_kernel(cupy_code, inputs), group="user",
+        )  # fmt: skip
+
+
 def cases(device: str, quick: bool) -> Iterator[Case]:
     make = Maker(device)
     yield from table(make, device, quick)
+    yield from user_kernels(make, device, quick)
     yield from more(make, device, quick)
 
 
