@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 import dlkern
+from dlkern.info import is_installed
 
 from .harness import Case, compiled, main
 
