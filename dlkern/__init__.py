@@ -166,6 +166,7 @@ from dlkern.reduce import (
 )
 from dlkern.rope import rope, rope_backward
 from dlkern.softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+from dlkern.topk import top_k, top_k_backward
 from dlkern.tuning import Tuning, autotune
 
 if TYPE_CHECKING:
@@ -318,6 +319,8 @@ __all__ = [
     "swiglu_backward",
     "tanh",
     "tanh_backward",
+    "top_k",
+    "top_k_backward",
     "update_loss_scale",
     "var",
     "var_backward",

@@ -507,6 +507,21 @@ def rope(
     stream: Any,
 ) -> Any: ...
 
+# topk.pxi
+def top_k(
+    x: Any,
+    k: Any,
+    axis: Any,
+    largest: bool,
+    in_order: bool,
+    out: Any,
+    out_indices: Any,
+    stream: Any,
+) -> tuple[Any, Any]: ...
+def top_k_backward(
+    dy: Any, indices: Any, input_shape: Any, axis: Any, out: Any, stream: Any
+) -> Any: ...
+
 # gemm.pxi
 def matmul(
     a: Any,

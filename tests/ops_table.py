@@ -88,6 +88,11 @@ def window_indices(rng: np.random.Generator, _: str) -> NDArray[Any]:
     return rows * 7 + columns
 
 
+def some_places(rng: np.random.Generator, _: str) -> NDArray[Any]:
+    """Three distinct positions in each of five rows of 37."""
+    return np.argsort(rng.random((5, 37)))[:, :3].copy()
+
+
 @dataclass(frozen=True)
 class Op:
     """How one op is called.
@@ -1018,6 +1023,30 @@ OPS = [
         {"dy": normal(5), "x": normal(5, 37), "y": positive(5)},
         {"out": (5, 37)},
         {"axis": 1},
+    ),
+    # topk
+    Op(
+        "top_k",
+        {"x": normal(5, 37)},
+        {"out": (5, 3), "out_indices": ((5, 3), "int64")},
+        {"k": 3},
+        free_axes={"x": (1,)},
+    ),
+    Op(
+        "top_k",
+        {"x": normal(2, 700, 3)},
+        {"out": (2, 300, 3), "out_indices": ((2, 300, 3), "int64")},
+        {"k": 300, "axis": 1, "largest": False},
+        free_axes={"x": (1,)},
+        variant="many",
+    ),
+    Op(
+        "top_k_backward",
+        {"dy": normal(5, 3), "indices": some_places},
+        {"out": (5, 37)},
+        {},
+        {"input_shape": (5, 37)},
+        free_axes={"out": (1,)},
     ),
     # gemm
     Op(

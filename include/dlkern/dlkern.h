@@ -18,5 +18,6 @@
 #include <dlkern/reduce.h>
 #include <dlkern/rope.h>
 #include <dlkern/softmax.h>
+#include <dlkern/topk.h>
 
 #endif /* DLKERN_DLKERN_H_ */
