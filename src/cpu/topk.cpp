@@ -7,8 +7,8 @@
 
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/spans.h"
-#include "ops/topk.h"
 #include "ops/reduce.h"
+#include "ops/topk.h"
 
 namespace dlkern {
 namespace {

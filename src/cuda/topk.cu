@@ -139,9 +139,11 @@ __global__ void __launch_bounds__(256) teams_kernel(Rows<T> rows, int lanes) {
       int slot = 0;
 #pragma unroll
       for (int i = 0; i < kElements; ++i) {
-        const uint32_t place = (lane + i / kWidth * lanes) * kWidth + i % kWidth;
         const bool better = (left >> i & 1) && (best.index == UINT32_MAX || key[i] > best.key);
-        if (better) best = {key[i], place}, slot = i;
+        if (!better) continue;
+        best.key = key[i];
+        best.index = static_cast<uint32_t>((lane + i / kWidth * lanes) * kWidth + i % kWidth);
+        slot = i;
       }
       const uint32_t mine = best.index;
       for (int mask = lanes / 2; mask > 0; mask /= 2) {
@@ -401,8 +403,8 @@ constexpr Impl<TopK> kForward[] = {
     {"filter", filter_supports, nullptr, run<Filter>},
     {"radix", supports_all,
      [](const TopK& p) {
-       const size_t entry = dtype_size(p.x.dtype) == 8 ? sizeof(Entry<uint64_t>)
-                                                       : sizeof(Entry<uint32_t>);
+       const size_t entry =
+           dtype_size(p.x.dtype) == 8 ? sizeof(Entry<uint64_t>) : sizeof(Entry<uint32_t>);
        return static_cast<size_t>(sorted_size(p)) * radix_grid(p) * entry;
      },
      run<Radix>},
@@ -441,8 +443,8 @@ void scatter(const TopKBackward& p, const Launch& launch) {
   if (p.dy.numel() == 0) return;
   launch_kernel(scatter_kernel<T>, grid_for(p.dy.numel(), 256, 16), 256, 0, launch.stream,
                 p.dy.as<T>(), p.indices.data, p.indices.dtype == DType::kInt64, p.dx.as<T>(), rows,
-                p.dy.shape[p.axis], p.dx.shape[p.axis], p.dx.strides[p.axis],
-                p.dy.strides[p.axis], p.indices.strides[p.axis]);
+                p.dy.shape[p.axis], p.dx.shape[p.axis], p.dx.strides[p.axis], p.dy.strides[p.axis],
+                p.indices.strides[p.axis]);
 }
 
 constexpr Impl<TopKBackward> kBackward[] = {
