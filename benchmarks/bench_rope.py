@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 import dlkern
-from benchmarks.harness import Case, compiled, main
+
+from .harness import Case, compiled, main
 
 # dtype, batch, length, heads of queries and of keys, depth.
 SHAPES = {

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 import dlkern
-from benchmarks.harness import Case, main
+
+from .harness import Case, main
 
 # Rows, their length and k: a router of experts, sampling from a vocabulary, and odd ones.
 SHAPES = {
