@@ -15,7 +15,9 @@ import dlkern
 
 PUBLIC = sorted(set(dlkern.__all__) - {"Event", "Stream"})
 # What Cython adds to a module, and the classes that never leave the extension.
-NOT_IN_STUB = r"dlkern\._dlkern\.(Call|Framework|TensorList|(\w+\.)?__(reduce|setstate)_cython__|__test__)"
+NOT_IN_STUB = (
+    r"dlkern\._dlkern\.(Call|Framework|TensorList|(\w+\.)?__(reduce|setstate)_cython__|__test__)"
+)
 
 
 def test_extension_matches_its_stub(tmp_path):
