@@ -49,15 +49,15 @@ struct In {
 
   const void* address() const { return data; }
   In from(int64_t offset) const { return {data ? data + offset : data}; }
-  // The first `count` elements of a pack, the others as 0; step is 1, or 0 where one element stands
-  // for all of them.
+  // The first `count` elements of a pack, or all W, the others as 0; step is 1, or 0 where one element
+  // stands for all of them.
   template <int W>
   __device__ __forceinline__ void fetch(int64_t at, int64_t step, int count, Raw<T, W>& raw) const {
     if (data == nullptr) {
       raw.fill(T{});
     } else if (step == 0) {
       raw.fill(data[at]);
-    } else if (count == W) {
+    } else if (count >= W) {
       raw.load(data + at);
     } else {
 #pragma unroll
@@ -98,7 +98,7 @@ struct Out {
     if (data == nullptr) return;
     Raw<T, W> raw;
     raw.pack(pack.v);
-    if (count == W) {
+    if (count >= W) {
       raw.store(data + at);
     } else {
 #pragma unroll
@@ -315,10 +315,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
   constexpr int kNext = kThreads * W;
   const int64_t block = int64_t{blockIdx.x} * (items * kNext);
   const int left = static_cast<int>(min(index.numel - block, int64_t{items} * kNext));
-  const auto count_at = [&](int first) { return max(min(left - first, W), 0); };
   int first = threadIdx.x * W;  // within the block
   Queues<W, kItems, std::index_sequence_for<Operands...>, Operands...> queues;
-  // Elements past the end are computed on zeros and not stored.
+  // Elements past the end are computed on zeros and not stored. How many there are is not clamped to W
+  // before it is compared with it: of max(min(n, W), 0) == W CUDA 13.0's ptxas made the opposite
+  // (VIMNMX.RELU with a predicate), by which packs at the end were read and written whole.
   if (left == kItems * kNext) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -328,12 +329,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int at = first + i * kNext;
-      if (at < left) queues.fetch(index, block, at, count_at(at), i, operands...);
+      if (at < left) queues.fetch(index, block, at, left - at, i, operands...);
     }
   }
 #pragma unroll 1  // one copy of what f may be
   for (; first < left; first += kNext) {
-    queues.finish(f, index, block, first, count_at(first), operands...);
+    queues.finish(f, index, block, first, left - first, operands...);
   }
 }
 

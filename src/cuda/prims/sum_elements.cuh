@@ -77,7 +77,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
   Acc sum = 0;
   for (int64_t block = blockIdx.x * part; block < end; block += kItems * kNext) {
     const int left = static_cast<int>(min(end - block, int64_t{kItems} * kNext));
-    const auto count_at = [&](int i) { return max(min(left - i, W), 0); };
     Pack<Acc, W> value;
     const Into<F, Acc, W> into{f, value};
     if constexpr (kFit) {
@@ -85,12 +84,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int at = first + i * kNext;
-        if (at < left) queues.fetch(index, block, at, count_at(at), i, operands...);
+        if (at < left) queues.fetch(index, block, at, left - at, i, operands...);
       }
 #pragma unroll 1  // one copy of what f may be
       for (int at = first; at < left; at += kNext) {
-        queues.finish(into, index, block, at, count_at(at), operands...);
-        sum += sum_of(value, count_at(at));
+        queues.finish(into, index, block, at, left - at, operands...);
+        sum += sum_of(value, left - at);
       }
     } else {
 #pragma unroll 1
@@ -99,12 +98,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
         int64_t offset[sizeof...(Operands)];
 #pragma unroll
         for (int k = 0; k < W; ++k) {
-          if (k >= count_at(at)) continue;
+          if (k >= left - at) continue;
           index.offsets(block, at + k, offset);
           packs.load(k, offset, operands...);
         }
         packs.run(into);
-        sum += sum_of(value, count_at(at));
+        sum += sum_of(value, left - at);
       }
     }
   }
