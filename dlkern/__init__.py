@@ -67,8 +67,7 @@ from dlkern.conv import (
     conv_transpose_backward_weight,
 )
 from dlkern.dropout import dropout, dropout_backward
-from dlkern.elementwise import add, add_backward
-from dlkern.elementwise_kernel import elementwise
+from dlkern.elementwise import add, add_backward, elementwise
 from dlkern.embedding import embedding, embedding_backward, one_hot
 from dlkern.gemm import (
     linear,

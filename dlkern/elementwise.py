@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dlkern import _dlkern
+
+if TYPE_CHECKING:
+    from dlkern.elementwise_kernel import ElementwiseKernel
 
 
 def add(
@@ -82,3 +86,55 @@ def add_backward(
     if db is not None and beta != 1:
         db = _dlkern.add(db, db, beta, 0.0, out_b, stream)
     return da, db
+
+
+def elementwise(
+    code: str, *, inputs: Sequence[str] | None = None, dtypes: Mapping[str, str] | None = None
+) -> ElementwiseKernel:
+    """A kernel that computes `code` for every element of its arrays.
+
+    ::
+
+        leaky = dlkern.elementwise("y = x > 0 ? x : a * x")
+        y = leaky(x, 0.1)  # or leaky(x=x, a=0.1, out=y)
+
+    Names that are read before they are assigned are inputs: arrays, or scalars where a Python
+    number is given. Names that are assigned without a type are outputs; one that is both is updated
+    in place. ``float t = ...;`` declares a local. A program may have several statements, separated
+    by ``;``.
+
+    Expressions are those of C++: arithmetic, comparisons, ``?:``, bits, casts, the functions of
+    ``<math.h>``, and ``min`` ``max`` ``clamp`` ``where`` ``abs`` ``rsqrt``. float16 and bfloat16
+    are computed in float. A floating number without suffix and a Python float have the type
+    ``real``: double where an array is float64, else float. Nothing is contracted to a multiply-add
+    unless ``fma`` says so, so that ``+ - * /`` and ``sqrt`` give the same bits on every device.
+
+    Parameters
+    ----------
+    code : str
+        The statements.
+    inputs : sequence of str, optional
+        The order of the inputs as positional arguments; default: in which the code names them.
+    dtypes : mapping, optional
+        Output -> dtype. Default: of a floating value the dtype that the floating input arrays
+        promote to (two different 16-bit types: float32), else the type of the expression.
+
+    Returns
+    -------
+    ElementwiseKernel
+        A function of the inputs with ``out=`` and ``stream=``.
+
+    Raises
+    ------
+    ValueError
+        Code that cannot be compiled: the message has line and column and shows the place.
+
+    Notes
+    -----
+    On a GPU the first call for given dtypes and a kind of layout compiles by NVRTC (which needs
+    cuda-core), the result is kept in ``$DLKERN_CACHE`` (default ``~/.cache/dlkern``); later calls
+    can be captured in a CUDA graph. The CPU computes blocks by NumPy.
+    """
+    from dlkern.elementwise_kernel import ElementwiseKernel  # and NumPy, only where it is needed
+
+    return ElementwiseKernel(code, inputs, dtypes)

@@ -16,58 +16,8 @@ BLOCK = 16384  # elements that the CPU computes at a time: intermediate results 
 MOST_LAUNCHES = 256  # that a kernel remembers
 
 
-def elementwise(
-    code: str, *, inputs: Sequence[str] | None = None, dtypes: Mapping[str, str] | None = None
-) -> ElementwiseKernel:
-    """A kernel that computes `code` for every element of its arrays.
-
-    ::
-
-        leaky = dlkern.elementwise("y = x > 0 ? x : a * x")
-        y = leaky(x, 0.1)  # or leaky(x=x, a=0.1, out=y)
-
-    Names that are read before they are assigned are inputs: arrays, or scalars where a Python
-    number is given. Names that are assigned without a type are outputs; one that is both is updated
-    in place. ``float t = ...;`` declares a local. A program may have several statements, separated
-    by ``;``.
-
-    Expressions are those of C++: arithmetic, comparisons, ``?:``, bits, casts, the functions of
-    ``<math.h>``, and ``min`` ``max`` ``clamp`` ``where`` ``abs`` ``rsqrt``. float16 and bfloat16
-    are computed in float. A floating number without suffix and a Python float have the type
-    ``real``: double where an array is float64, else float. Nothing is contracted to a multiply-add
-    unless ``fma`` says so, so that ``+ - * /`` and ``sqrt`` give the same bits on every device.
-
-    Parameters
-    ----------
-    code : str
-        The statements.
-    inputs : sequence of str, optional
-        The order of the inputs as positional arguments; default: in which the code names them.
-    dtypes : mapping, optional
-        Output -> dtype. Default: of a floating value the dtype that the floating input arrays
-        promote to (two different 16-bit types: float32), else the type of the expression.
-
-    Returns
-    -------
-    ElementwiseKernel
-        A function of the inputs with ``out=`` and ``stream=``.
-
-    Raises
-    ------
-    ValueError
-        Code that cannot be compiled: the message has line and column and shows the place.
-
-    Notes
-    -----
-    On a GPU the first call for given dtypes and a kind of layout compiles by NVRTC (which needs
-    cuda-core), the result is kept in ``$DLKERN_CACHE`` (default ``~/.cache/dlkern``); later calls
-    can be captured in a CUDA graph. The CPU computes blocks by NumPy.
-    """
-    return ElementwiseKernel(code, inputs, dtypes)
-
-
 class ElementwiseKernel:
-    """What :func:`elementwise` returns. Any number of threads may call it."""
+    """What :func:`dlkern.elementwise` returns. Any number of threads may call it."""
 
     def __init__(
         self, code: str, inputs: Sequence[str] | None, dtypes: Mapping[str, str] | None

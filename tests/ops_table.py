@@ -203,6 +203,7 @@ def _gated(name: str, **options: str) -> list[Op]:
         ),
     ]
 
+
 STEP_SHAPES = ((5, 37), (), (3, 1000))
 
 OPS = [
@@ -1010,6 +1011,7 @@ OPS = [
         {"x": normal(3, 5, 37)},
         {"out": (5,)},
         {"axis": (0, 2)},
+        free_axes={"x": (0, 2)},
     ),
     Op(
         "logsumexp_backward",

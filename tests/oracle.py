@@ -70,7 +70,7 @@ TOLERANCES = {
     "add": Tolerance(1),
     "pool": Tolerance(8),
     "dropout": Tolerance(2),
-    "rope": Tolerance(4),
+    "rope": Tolerance(8),
     "optim": Tolerance(16, 1e-2),
 }
 

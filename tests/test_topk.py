@@ -19,7 +19,9 @@ def indices_f64(x, k, largest=True):
     values = np.where(np.isnan(x), np.inf, x) if x.dtype.kind == "f" else x
     keys = [np.broadcast_to(np.arange(x.shape[-1]), x.shape)]
     nan = np.isnan(x) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
-    keys += [-values, ~nan] if largest else [values, nan]
+    # ~ turns the order of integers round, of the smallest too, which has no negative.
+    falling = ~values if x.dtype.kind == "i" else -values
+    keys += [falling, ~nan] if largest else [values, nan]
     return np.lexsort(keys, axis=-1)[..., :k]
 
 

@@ -53,9 +53,8 @@ typedef struct dlk_walk {
  * input, but for an output that is an input itself. dtypes: float64, float32, float16, bfloat16,
  * int8, uint8, int32, int64, uint64, bool. op and names are those that messages use. */
 DLK_API dlk_status_t dlk_elementwise_walk(const char* op, int32_t outputs, int32_t inputs,
-                                          const DLTensor* const* tensors,
-                                          const char* const* names, dlk_walk* walk,
-                                          const dlk_launch* launch);
+                                          const DLTensor* const* tensors, const char* const* names,
+                                          dlk_walk* walk, const dlk_launch* launch);
 
 #ifdef __cplusplus
 }

@@ -91,9 +91,11 @@ DLK_API dlk_status_t dlk_nll_loss_forward(const DLTensor* log_p, const DLTensor*
                                           const DLTensor* weight, const DLTensor* loss,
                                           const dlk_nll_loss_params* params,
                                           const dlk_launch* launch);
-/* dlog_p_c = -s w_t where c is the label, else 0. */
-DLK_API dlk_status_t dlk_nll_loss_backward(const DLTensor* dloss, const DLTensor* labels,
-                                           const DLTensor* weight, const DLTensor* dlog_p,
+/* dlog_p_c = -s w_t where c is the label, else 0. Of log_p only shape and dtype matter; dlog_p may be
+ * log_p itself. */
+DLK_API dlk_status_t dlk_nll_loss_backward(const DLTensor* dloss, const DLTensor* log_p,
+                                           const DLTensor* labels, const DLTensor* weight,
+                                           const DLTensor* dlog_p,
                                            const dlk_nll_loss_params* params,
                                            const dlk_launch* launch);
 

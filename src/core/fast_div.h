@@ -7,17 +7,17 @@
 
 namespace dlkern {
 
-// n / d for d >= 1. Quick for 0 <= n < 2^31 and d < 2^31; right for all others too.
+// n / d for d >= 1; an extent of 0, along which nothing is divided, is taken as 1. Quick for 0 <= n < 2^31 and d < 2^31; right for all others too.
 //
 // With l = ceil(log2 d) and m = ceil(2^(31 + l) / d), which fits in 32 bits: m d exceeds 2^(31 + l)
 // by less than d <= 2^l, so n m / 2^(31 + l) exceeds n / d by less than 1 / d for all n < 2^31.
 class FastDiv {
  public:
   FastDiv() : divisor_(1), multiplier_(1u << 31) {}
-  explicit FastDiv(int64_t divisor) : divisor_(divisor) {
-    if (divisor >> 31) return;
-    while (int64_t{1} << (shift_ - 31) < divisor) ++shift_;
-    multiplier_ = static_cast<uint32_t>(((uint64_t{1} << shift_) + divisor - 1) / divisor);
+  explicit FastDiv(int64_t divisor) : divisor_(divisor > 0 ? divisor : 1) {
+    if (divisor_ >> 31) return;
+    while (int64_t{1} << (shift_ - 31) < divisor_) ++shift_;
+    multiplier_ = static_cast<uint32_t>(((uint64_t{1} << shift_) + divisor_ - 1) / divisor_);
   }
 
   DLK_HD int64_t divisor() const { return divisor_; }

@@ -558,9 +558,8 @@ constexpr Impl<LpPoolBackward> kLpBackward[] = {
      [](const LpPoolBackward& p, const Launch&) {
        dispatch_floating(p.dy.dtype, [&]<class T>() {
          with_norm<Accumulator<T>>(p.norm, [&]<class Norm>(const Norm& norm) {
-           gather_backward<T>(p.shape, p.dx, [&](int64_t span) {
-             return LpGradient<T, Norm>(p, norm, span);
-           });
+           gather_backward<T>(p.shape, p.dx,
+                              [&](int64_t span) { return LpGradient<T, Norm>(p, norm, span); });
          });
        });
      }},

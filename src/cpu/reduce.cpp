@@ -553,8 +553,7 @@ void logsumexp(const Reduce& p) {
   std::vector<Acc> sum(p.y.numel());
   const Tensor maxima = contiguous_like(p.y, p.x.dtype, max.data());
   const Tensor sums = contiguous_like(p.y, p.x.dtype, sum.data());  // its data are not looked at
-  Reducer<T, typename Extreme<false>::template Of<Acc>>(
-      Reduce{p.x, maxima, p.axes, DLK_REDUCE_MAX})
+  Reducer<T, typename Extreme<false>::template Of<Acc>>(Reduce{p.x, maxima, p.axes, DLK_REDUCE_MAX})
       .run([&](int64_t at, Acc v) { max[at] = static_cast<T>(std::isinf(v) ? Acc(0) : v); });
   Reducer<T, Sum<Acc>>(Reduce{p.x, sums, p.axes, DLK_REDUCE_SUM}, Term::kExpMinus, maxima)
       .run([&](int64_t at, Acc v) { sum[at] = v; });

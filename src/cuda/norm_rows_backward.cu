@@ -242,7 +242,8 @@ void launch_backward_registers(const RowNormBackward& p, const Launch& launch) {
                           : row_norm_backward_registers_kernel<T, kBlocks, false>,
                     static_cast<unsigned>(plan.blocks), plan.threads, 0, launch.stream,
                     plan.team.blocks(), args, RowParameter<T>(args.weight, p.weight_offset),
-                    1 / static_cast<Accumulator<T>>(args.elements.row.numel), plan.team.size, align, partial);
+                    1 / static_cast<Accumulator<T>>(args.elements.row.numel), plan.team.size, align,
+                    partial);
   };
   if (plan.team.blocks() > 1) {
     launch_it.template operator()<true>();

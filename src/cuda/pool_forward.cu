@@ -563,9 +563,8 @@ constexpr Impl<MaxPoolForward> kMax[] = {
      }},
     {"windows", supports_all, nullptr,
      [](const MaxPoolForward& p, const Launch& launch) {
-       with_max(p, [&](auto make) {
-         run_windows(p.x, p.y, p.indices, p.shape, launch.stream, make);
-       });
+       with_max(p,
+                [&](auto make) { run_windows(p.x, p.y, p.indices, p.shape, launch.stream, make); });
      }},
 };
 constexpr Impl<AvgPoolForward> kAvg[] = {
@@ -578,7 +577,7 @@ constexpr Impl<AvgPoolForward> kAvg[] = {
     {"windows", supports_all, nullptr,
      [](const AvgPoolForward& p, const Launch& launch) {
        run_windows(p.x, p.y, Tensor{}, p.shape, launch.stream,
-                         [&]<class T, class>() { return AvgOp<T>(p.divisor, p.shape); });
+                   [&]<class T, class>() { return AvgOp<T>(p.divisor, p.shape); });
      }},
 };
 // Norms other than the usual one are computed with numbers of 64 bits and channel by channel, so that
@@ -587,8 +586,7 @@ template <class T>
 void run_lp(const LpPoolForward& p, const Launch& launch) {
   using Acc = Accumulator<T>;
   if (p.norm == 2 && counts_in_int(p.shape)) {
-    return run_windows_as<T, 0>(p.x, p.y, Tensor{}, p.shape, launch.stream,
-                                LpOp<T, Norm2<Acc>>{});
+    return run_windows_as<T, 0>(p.x, p.y, Tensor{}, p.shape, launch.stream, LpOp<T, Norm2<Acc>>{});
   }
   const LpOp<T, AnyNorm<Acc>> op{{static_cast<Acc>(p.norm)}};
   launch_windows<T, int64_t, 1, 0>(p.x, p.y, op, p.shape, launch.stream);

@@ -28,12 +28,15 @@ struct LogSumExpOp {
     const Acc shift = zero_if_infinite(largest);
 #pragma unroll
     for (int e = 0; e < W; ++e) v[e] = e < count ? exp_fast(values[e] - shift) : Acc(0);
-    state = {largest, state.b * exp_fast(zero_if_infinite(state.a) - shift) + tree(v, Sum{})};
+    state = {largest, shifted(state, shift) + tree(v, Sum{})};
   }
   __device__ State combine(State lower, State upper) const {
     const Acc largest = Larger()(lower.a, upper.a), shift = zero_if_infinite(largest);
-    return {largest, lower.b * exp_fast(zero_if_infinite(lower.a) - shift) +
-                         upper.b * exp_fast(zero_if_infinite(upper.a) - shift)};
+    return {largest, shifted(lower, shift) + shifted(upper, shift)};
+  }
+  // Of a state without elements, or of -inf alone, 0 whatever the shift is.
+  __device__ __forceinline__ Acc shifted(const State& state, Acc shift) const {
+    return state.b == 0 ? Acc(0) : state.b * exp_fast(zero_if_infinite(state.a) - shift);
   }
   template <class T>
   __device__ void finish(const axis::Found<T>& found, State state) const {

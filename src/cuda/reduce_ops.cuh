@@ -337,8 +337,7 @@ struct MomentsOp {
     const Acc total = a.n + b.n;
     const Acc share = total > 0 ? product(b.n, reciprocal_fast(total)) : Acc(0);
     const Acc delta = b.mean - a.mean, spread = product(delta, share);
-    const State merged{total, a.mean + spread,
-                       a.m2 + b.m2 + product(product(delta, spread), a.n)};
+    const State merged{total, a.mean + spread, a.m2 + b.m2 + product(product(delta, spread), a.n)};
     return a.n == 0 ? b : b.n == 0 ? a : merged;
   }
   template <class T>

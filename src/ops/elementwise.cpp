@@ -62,9 +62,9 @@ Operands operands_of(Call& call, int outputs, int inputs, const DLTensor* const*
   const auto take = [&](int i, bool is_output) {
     Tensor& t = all.tensors[i];
     t = is_output ? call.output(names[i], tensors[i]) : call.input(names[i], tensors[i]);
-    call.require_dtype(t, {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,
-                           DType::kInt8, DType::kUInt8, DType::kInt32, DType::kInt64,
-                           DType::kUInt64, DType::kBool});
+    call.require_dtype(
+        t, {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt8,
+            DType::kUInt8, DType::kInt32, DType::kInt64, DType::kUInt64, DType::kBool});
   };
   for (int i = outputs; i < outputs + inputs; ++i) {  // first: they decide the device
     take(i, false);
@@ -88,9 +88,9 @@ Operands operands_of(Call& call, int outputs, int inputs, const DLTensor* const*
 
 dlk_walk walk_of(const Operands& all) {
   const auto& t = all.tensors;
-  const auto index = in_memory_order(make_index<DLK_WALK_TENSORS>(
-      {&t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7], &t[8], &t[9], &t[10], &t[11],
-       &t[12], &t[13], &t[14], &t[15]}));
+  const auto index = in_memory_order(
+      make_index<DLK_WALK_TENSORS>({&t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7], &t[8],
+                                    &t[9], &t[10], &t[11], &t[12], &t[13], &t[14], &t[15]}));
   dlk_walk walk{};
   walk.ndim = index.ndim;
   walk.numel = index.numel;

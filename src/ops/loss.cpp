@@ -183,20 +183,25 @@ dlk_status_t dlk_nll_loss_forward(const DLTensor* log_p, const DLTensor* labels,
   });
 }
 
-dlk_status_t dlk_nll_loss_backward(const DLTensor* dloss, const DLTensor* labels,
-                                   const DLTensor* weight, const DLTensor* dlog_p,
-                                   const dlk_nll_loss_params* params, const dlk_launch* launch) {
+dlk_status_t dlk_nll_loss_backward(const DLTensor* dloss, const DLTensor* log_p,
+                                   const DLTensor* labels, const DLTensor* weight,
+                                   const DLTensor* dlog_p, const dlk_nll_loss_params* params,
+                                   const dlk_launch* launch) {
   return entry("nll_loss_backward", launch, [&](Call& call) {
     const dlk_nll_loss_params q = read_params(params, kNllDefaults);
     NllBackward p;
     p.dloss = call.input("dloss", dloss);
     p.labels = call.input("labels", labels);
     p.weight = call.optional_input("weight", weight);
-    p.logits = p.dlogits = call.output("dlog_p", dlog_p);
+    p.logits = call.input("log_p", log_p);
+    p.dlogits = call.output("dlog_p", dlog_p);
     for (const Tensor* in : {&p.dloss, &p.labels, &p.weight}) {
       call.require_disjoint(p.dlogits, *in);
     }
+    call.require_same_or_disjoint(p.dlogits, p.logits);
     prepare_rows(call, p, {&p.dloss}, q.reduction, q.ignore_index);
+    call.require_like(p.dlogits, p.logits);
+    p.logits = p.dlogits;  // the values are not needed
     call.run(p);
   });
 }

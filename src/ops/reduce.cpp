@@ -12,11 +12,16 @@ constexpr dlk_reduce_params kDefaults = DLK_REDUCE_PARAMS_INIT;
 constexpr struct {
   const char* forward;
   const char* backward;
-} kNames[] = {{"sum", "sum_backward"},   {"mean", "mean_backward"},
-              {"max", "max_backward"},   {"min", "min_backward"},
-              {"argmax", "argmax"},      {"argmin", "argmin"},
-              {"prod", "prod_backward"}, {"vector_norm", "vector_norm_backward"},
-              {"var", "var_backward"},   {"std", "std_backward"},
+} kNames[] = {{"sum", "sum_backward"},
+              {"mean", "mean_backward"},
+              {"max", "max_backward"},
+              {"min", "min_backward"},
+              {"argmax", "argmax"},
+              {"argmin", "argmin"},
+              {"prod", "prod_backward"},
+              {"vector_norm", "vector_norm_backward"},
+              {"var", "var_backward"},
+              {"std", "std_backward"},
               {"logsumexp", "logsumexp_backward"}};
 
 bool is_kind(int32_t kind) { return kind >= DLK_REDUCE_SUM && kind <= DLK_REDUCE_LOGSUMEXP; }

@@ -23,7 +23,7 @@ cdef extern from "dlkern/loss.h" nogil:
         const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
         const dlk_nll_loss_params*, const dlk_launch*)
     dlk_status_t dlk_nll_loss_backward(
-        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
+        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
         const dlk_nll_loss_params*, const dlk_launch*)
     ctypedef enum dlk_loss_kind:
         DLK_LOSS_MSE
@@ -156,7 +156,7 @@ def nll_loss_backward(dloss, log_p, labels, weight, reduction, ignore_index, out
     cdef const DLTensor* tdlog_p = call.output_like("dlog_p", out, tlog_p)
     while call.pending():
         with nogil:
-            call.status = dlk_nll_loss_backward(tdloss, tlabels, tweight, tdlog_p, &params,
+            call.status = dlk_nll_loss_backward(tdloss, tlog_p, tlabels, tweight, tdlog_p, &params,
                                                 &call.launch)
     return call.result()
 

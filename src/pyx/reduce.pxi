@@ -88,7 +88,8 @@ def reduce(x, str kind, axis, number, bint keepdims, out, stream):
 def reduce_backward(dy, x, y, str kind, shape, axis, number, out, stream):
     """x and y are None where the gradient has no use for them; `shape` where x is given."""
     cdef Call call = Call(kind + "_backward", stream)
-    cdef bint takes_x = kind not in ("sum", "mean"), takes_y = takes_x and kind not in ("prod", "var")
+    cdef bint takes_x = kind not in ("sum", "mean")
+    cdef bint takes_y = takes_x and kind not in ("prod", "var")
     cdef const DLTensor* tdy = call.input("dy", dy)
     cdef const DLTensor* tx = call.input("x", x) if takes_x else NULL
     cdef const DLTensor* ty = call.input("y", y) if takes_y else NULL

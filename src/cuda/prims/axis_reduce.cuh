@@ -253,8 +253,8 @@ __device__ __forceinline__ typename Op::State combine_group(const Op& op, int64_
 // The state of result r's segment: to the workspace, or finished where it is all there is.
 template <class T, class Op>
 __device__ __forceinline__ void put(const Source<T>& in, const Plan& plan, const Op& op,
-                                 typename Op::State* partials, int64_t r, int64_t segment,
-                                 const typename Op::State& state) {
+                                    typename Op::State* partials, int64_t r, int64_t segment,
+                                    const typename Op::State& state) {
   if (partials) {
     partials[segment * plan.kept.numel + r] = state;
     return;
@@ -310,8 +310,8 @@ __device__ __forceinline__ typename Op::State reduce_chain(const Source<T>& in, 
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int k = j + u * lanes;
-      const T* p = plan.flat ? begin + k * kWidth
-                             : row + plan.reduced.quick_offset((first + k) * kWidth);
+      const T* p =
+          plan.flat ? begin + k * kWidth : row + plan.reduced.quick_offset((first + k) * kWidth);
       piece[u] = load_quick<kVector>(k < quick.end, p);
     }
 #pragma unroll
