@@ -578,7 +578,7 @@ void launch_backward(const SetBackward& p, const Launch& launch) {
 
 }  // namespace
 
-const SetNorm kSetsOfColumns = {
+SetNorm kSetsOfColumns = {
     supports_forward,
     forward_workspace,
     [](const SetForward& p, const Launch& launch) {

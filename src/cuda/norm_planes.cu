@@ -676,7 +676,7 @@ void launch_backward(const SetBackward& p, const Launch& launch) {
 
 }  // namespace
 
-const SetNorm kSetsOfPlanes = {
+SetNorm kSetsOfPlanes = {
     supports_forward,
     forward_workspace,
     [](const SetForward& p, const Launch& launch) {

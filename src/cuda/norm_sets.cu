@@ -382,7 +382,7 @@ const char* any(const Problem&) {
 
 }  // namespace
 
-const SetNorm kSetsAnyStrides = {
+SetNorm kSetsAnyStrides = {
     any<SetForward>,
     forward_workspace,
     [](const SetForward& p, const Launch& launch) {

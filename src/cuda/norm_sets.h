@@ -60,7 +60,8 @@ inline bool averages_samples(const SetForward& p) {
   return p.running_mean && !p.given && p.shape.groups;
 }
 
-// One way to compute them all.
+// One way to compute them all. Not const: clang for HIP would emit what is, with its functions of the
+// host, on the device too.
 struct SetNorm {
   const char* (*supports_forward)(const SetForward&);
   size_t (*forward_workspace)(const SetForward&);
@@ -69,18 +70,18 @@ struct SetNorm {
   size_t (*backward_workspace)(const SetBackward&);
   void (*backward)(const SetBackward&, const Launch&);
 };
-extern const SetNorm kSetsOfPlanes;    // norm_planes.cu
-extern const SetNorm kSetsOfColumns;   // norm_columns.cu
-extern const SetNorm kSetsAnyStrides;  // norm_sets.cu
+extern SetNorm kSetsOfPlanes;    // norm_planes.cu
+extern SetNorm kSetsOfColumns;   // norm_columns.cu
+extern SetNorm kSetsAnyStrides;  // norm_sets.cu
 
 // `norm` as an implementation of a Problem, which sets_of() turns into a SetForward or SetBackward.
-template <const SetNorm& norm, class Problem, SetForward (*sets_of)(const Problem&)>
+template <SetNorm& norm, class Problem, SetForward (*sets_of)(const Problem&)>
 constexpr Impl<Problem> forward_impl(const char* name) {
   return {name, [](const Problem& p) { return norm.supports_forward(sets_of(p)); },
           [](const Problem& p) { return norm.forward_workspace(sets_of(p)); },
           [](const Problem& p, const Launch& launch) { norm.forward(sets_of(p), launch); }};
 }
-template <const SetNorm& norm, class Problem, SetBackward (*sets_of)(const Problem&)>
+template <SetNorm& norm, class Problem, SetBackward (*sets_of)(const Problem&)>
 constexpr Impl<Problem> backward_impl(const char* name) {
   return {name, [](const Problem& p) { return norm.supports_backward(sets_of(p)); },
           [](const Problem& p) { return norm.backward_workspace(sets_of(p)); },
