@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -179,7 +180,7 @@ class ElementwiseKernel:
         operands: list[Operand],
         scalars: dict[str, tuple[str, Any]],
     ) -> None:
-        if _dlkern.build_info()["gpu"] == "hip":
+        if _is_hip():
             raise NotImplementedError("elementwise: kernels on AMD GPUs are not compiled")
         layout, told = elementwise_cuda.choose(shape, operands)
         if call.explains(f"nvrtc_{layout.way}", told) or numel == 0:
@@ -229,6 +230,11 @@ class ElementwiseKernel:
                 for o in operands:
                     if o.is_written:
                         arrays[o.name][...] = computed[o.name]
+
+
+@functools.cache
+def _is_hip() -> bool:
+    return bool(_dlkern.build_info()["gpu"] == "hip")
 
 
 _FLAGS = {(True, False): "readonly", (False, True): "writeonly", (True, True): "readwrite"}

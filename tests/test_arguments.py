@@ -148,5 +148,8 @@ def test_messages_are_of_one_form():
 def test_bias_of_a_gradient_is_a_flag(bias):
     """A truth value of whatever is given would pass for a bias that was not meant."""
     x, c = np.ones((4, 1)), np.ones(1)
+    if not isinstance(bias, np.ndarray):  # batch norm takes the bias itself
+        with pytest.raises(TypeError, match="batch_norm_backward: bias is .*, expected an array"):
+            dlkern.batch_norm_backward(x, x, c, c, c, bias=bias)
     with pytest.raises(TypeError, match="layer_norm_backward: bias is .*, expected True, False"):
         dlkern.layer_norm_backward(x, x, c, np.ones(4), np.ones(4), bias=bias)

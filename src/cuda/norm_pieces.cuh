@@ -45,7 +45,7 @@ __device__ __forceinline__ Piece<T> rounded(const Accumulator<T> (&v)[kPiece<T>]
   Piece<T> piece{};
   if constexpr (sizeof(T) == 2) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) piece.word[w] = pack<T>(v[2 * w], v[2 * w + 1]);
+    for (int w = 0; w < 4; ++w) piece.word[w] = pack_pair<T>(v[2 * w], v[2 * w + 1]);
   } else {
 #pragma unroll
     for (int e = 0; e < kPiece<T>; ++e) piece.set(e, v[e]);

@@ -7,6 +7,7 @@
 #include "core/mixed.h"
 #include "cuda/prims/gpu.h"
 #include "cuda/prims/row_team.cuh"
+#include "cuda/prims/vec.cuh"
 #if defined(__CUDACC__)
 #include "cuda/prims/ptx.cuh"
 #endif
@@ -51,17 +52,6 @@ struct Piece {
 #endif
   }
 };
-
-// Two elements of 16 bits: one instruction on NVIDIA.
-template <class T>
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-#if defined(__CUDA_ARCH__)
-  if constexpr (std::is_same_v<T, BFloat16>) return pack_bfloat16(low, high);
-  if constexpr (std::is_same_v<T, Half>) return pack_float16(low, high);
-#endif
-  const auto bits = [](float v) { return uint32_t{bit_cast_to<uint16_t>(static_cast<T>(v))}; };
-  return bits(low) | bits(high) << 16;
-}
 
 // Two float8 of one type.
 __device__ __forceinline__ uint16_t pack_float8(float low, float high, bool e5m2) {
@@ -170,7 +160,7 @@ struct RowPieces {
     for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; k += sizeof(T) == 2 ? 2 : 1) {
       if constexpr (sizeof(T) == 2) {
         const float low = f(get(k), k), high = f(get(k + 1), k + 1);
-        piece[i].word[k % kPiece<T> / 2] = pack<T>(low, high);
+        piece[i].word[k % kPiece<T> / 2] = pack_pair<T>(low, high);
       } else {
         set(k, static_cast<T>(f(get(k), k)));
       }

@@ -1,4 +1,4 @@
-// The sum of a function over all elements of tensors, in two stages and at the speed of memory.
+// The sum of a function over all elements of tensors, in two stages.
 //
 //     struct Product {
 //       template <int W>

@@ -3,6 +3,9 @@
 
 #include "core/float16.h"
 #include "cuda/prims/gpu.h"
+#if defined(__CUDACC__)
+#include "cuda/prims/ptx.cuh"
+#endif
 
 namespace dlkern::gpu {
 
@@ -29,9 +32,9 @@ template <class T>
 __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
 #if defined(__CUDA_ARCH__)
   if constexpr (std::is_same_v<T, BFloat16>) {
-    return bit_cast_to<uint32_t>(__floats2bfloat162_rn(low, high));
+    return pack_bfloat16(low, high);
   } else {
-    return bit_cast_to<uint32_t>(__floats2half2_rn(low, high));
+    return pack_float16(low, high);
   }
 #else
   return uint32_t{static_cast<T>(low).bits} | uint32_t{static_cast<T>(high).bits} << 16;
