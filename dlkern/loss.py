@@ -19,15 +19,20 @@ def cross_entropy(
     out: Any = None,
     stream: Any = None,
 ) -> Any:
-    r"""Cross entropy of logits against class labels.
+    r"""Cross entropy of logits against class labels, or against probabilities of the classes.
 
     For a row x of C logits with label t, class weights w, smoothing e and z-loss z:
 
     .. math:: \mathrm{loss} = -(1 - e) \, w_t \log p_t - \frac{e}{C} \sum_c w_c \log p_c
               + z \Big( \log \sum_c \exp x_c \Big)^2, \quad p = \mathrm{softmax}(x)
 
-    Rows whose label is `ignore_index` have loss 0. Semantics are those of
-    ``torch.nn.functional.cross_entropy`` with class indices.
+    Rows whose label is `ignore_index` have loss 0. With probabilities t for labels
+
+    .. math:: \mathrm{loss} = -\sum_c q_c \log p_c + z \Big( \log \sum_c \exp x_c \Big)^2,
+              \quad q_c = w_c \Big( (1 - e) \, t_c + \frac{e}{C} \Big)
+
+    where a class with :math:`q_c = 0` adds nothing, even if its logit is -inf. Semantics are
+    otherwise those of ``torch.nn.functional.cross_entropy``.
 
     Parameters
     ----------
@@ -35,11 +40,13 @@ def cross_entropy(
         [C], [N, C] or [N, C, d1, ...], any strides. float64, float32, float16 or bfloat16; 16-bit
         logits are computed in float32.
     labels : array
-        [], [N] or [N, d1, ...], int32 or int64, each in [0, C) or `ignore_index`.
+        [], [N] or [N, d1, ...], int32 or int64, each in [0, C) or `ignore_index`. Or probabilities
+        of the classes: of logits' shape, and of their dtype or, beside 16-bit logits, of float32.
+        That a row's are not negative, and 1 together, is not checked.
     weight : array, optional
         [C], of logits' dtype or, beside 16-bit logits, of float32.
     ignore_index : int
-        Label of rows that do not count.
+        Label of rows that do not count. Probabilities know none.
     label_smoothing : float
         In [0, 1].
     z_loss : float
@@ -47,9 +54,10 @@ def cross_entropy(
         "PaLM", 2022).
     reduction : str
         "none": the rows' losses. "sum": their sum. "mean": their sum over the sum of
-        :math:`w_t` of the rows that count; NaN where none does.
+        :math:`w_t` of the rows that count, or with probabilities over the number of rows; NaN where
+        that is 0.
     out : array, optional
-        Written instead of a new array: shape of `labels`, or () for "sum" and "mean". Of logits'
+        Written instead of a new array: [], [N] or [N, d1, ...] for "none", else (). Of logits'
         dtype or, beside 16-bit logits, of float32: a loss that is not rounded to 16 bits.
     stream : int or object with ``__cuda_stream__``, optional
         The stream to run on; default: the current stream of logits' framework.
@@ -92,8 +100,13 @@ def cross_entropy_backward(
               + \frac{e}{C} \Big( p_c \sum_k w_k - w_c \Big)
               + 2 z \log \Big( \sum_k \exp x_k \Big) p_c \right]
 
-    where s is the row's dloss for "none", dloss for "sum", and dloss over the sum of the weights
-    that count for "mean". Exactly 0 in rows that are ignored.
+    where s is the row's dloss for "none", dloss for "sum", and for "mean" dloss over what the sum
+    of the losses is divided by. Exactly 0 in rows that are ignored. With probabilities for labels
+
+    .. math:: dx_c = s \left[ p_c \sum_k q_k - q_c
+              + 2 z \log \Big( \sum_k \exp x_k \Big) p_c \right]
+
+    (there is no gradient with respect to those).
 
     Parameters
     ----------

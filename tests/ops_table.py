@@ -671,6 +671,27 @@ OPS = [
         {"z_loss": 1e-2},
     ),
     Op(
+        "cross_entropy",
+        {"logits": normal(7, 5), "labels": positive(7, 5), "weight": positive(5)},
+        {"out": ()},
+        {"label_smoothing": 0.1},
+        variant="probabilities",
+    ),
+    Op(
+        "cross_entropy_backward",
+        {"dloss": normal(4, 3), "logits": normal(4, 5, 3), "labels": positive(4, 5, 3)},
+        {"out": (4, 5, 3)},
+        {"reduction": "none"},
+        variant="probabilities",
+    ),
+    Op(
+        "cross_entropy_with_grad",
+        {"logits": normal(4, 37), "labels": positive(4, 37), "weight": positive(37)},
+        {"out": (), "grad_out": (4, 37)},
+        {"z_loss": 1e-2, "label_smoothing": 0.1},
+        variant="probabilities",
+    ),
+    Op(
         "nll_loss",
         {"log_p": normal(7, 5), "labels": integers(0, 5, 7), "weight": positive(5)},
         {"out": ()},

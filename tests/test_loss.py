@@ -426,7 +426,9 @@ T = np.zeros(3, np.int64)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda a: dlkern.cross_entropy(a(X), a(X)), TypeError,
+        (lambda a: dlkern.cross_entropy(a(X), a(T.astype("u1"))), TypeError,
+         "labels.dtype is uint8, expected int64 or int32"),
+        (lambda a: dlkern.nll_loss(a(X), a(X)), TypeError,
          "labels.dtype is float32, expected int64 or int32"),
         (lambda a: dlkern.cross_entropy(a(X), a(T[:2])), ValueError,
          r"labels.shape is \[2\], expected \[3\] \(logits.shape without the classes\)"),

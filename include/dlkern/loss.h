@@ -9,8 +9,9 @@
  *     loss = -(1 - e) w_t logp_t - e / C * sum_c w_c logp_c + z logsumexp(x)^2
  *
  * The last term (z-loss, z = 0 by default) keeps the logits from drifting.
- * Rows whose label is ignore_index have loss 0. MEAN is the sum divided by the sum of w_t over the rows that are not ignored (NaN where all
- * are ignored). A row that is all -inf, or holds +inf or NaN, has loss NaN.
+ * Rows whose label is ignore_index have loss 0. MEAN is the sum divided by the sum of w_t over the
+ * rows that are not ignored (NaN where all are ignored). A row that is all -inf, or holds +inf or
+ * NaN, has loss NaN.
  *
  * A label that is neither ignore_index nor in [0, C): on the CPU, and on a GPU in debug mode,
  * DLK_INVALID_ARGUMENT with nothing written; else, on a GPU, that row's loss and gradient are NaN
@@ -19,6 +20,15 @@
  * logits: [C], [N, C] or [N, C, d1, ...], float64, float32, float16 or bfloat16 (16-bit logits are
  * computed in float32). labels: [], [N] or [N, d1, ...], int32 or int64. weight, loss and dloss
  * have the dtype of logits, or float32 where logits are 16-bit. Any strides.
+ *
+ * Labels may be probabilities t_c of the classes instead: the shape of logits, and their dtype or
+ * float32 where logits are 16-bit. With them
+ *
+ *     loss = -sum_c q_c logp_c + z logsumexp(x)^2,  q_c = w_c ((1 - e) t_c + e / C)
+ *
+ * A class whose q_c is 0 adds nothing, even where its logit is -inf. MEAN divides by the number of
+ * rows, and ignore_index does not apply. That the t_c of a row are not negative, and 1 together, is
+ * not checked.
  *
  * Negative log-likelihood: loss = -w_t logp_t for log-probabilities in place of logits, all else as
  * above.
@@ -56,7 +66,8 @@ typedef struct dlk_cross_entropy_params {
 #define DLK_CROSS_ENTROPY_PARAMS_INIT \
   {sizeof(dlk_cross_entropy_params), DLK_REDUCTION_MEAN, -100, 0.0, 0.0}
 
-/* weight (optional): [C]. loss: the shape of labels for reduction NONE, else []. */
+/* weight (optional): [C]. loss: the shape of logits without the classes for reduction NONE, else
+ * []. */
 DLK_API dlk_status_t dlk_cross_entropy_forward(const DLTensor* logits, const DLTensor* labels,
                                                const DLTensor* weight, const DLTensor* loss,
                                                const dlk_cross_entropy_params* params,
@@ -64,8 +75,13 @@ DLK_API dlk_status_t dlk_cross_entropy_forward(const DLTensor* logits, const DLT
 
 /* dlogits_c = s * [(1 - e) w_t (p_c - (c == t)) + e / C * (p_c sum_k w_k - w_c)
  *                  + 2 z logsumexp(x) p_c], p = softmax(x);
- * exactly 0 in ignored rows. s is the row's dloss for reduction NONE, dloss for SUM, and dloss over
- * the sum of weights for MEAN. dloss has the shape of loss. dlogits may be logits itself. */
+ * exactly 0 in ignored rows. s is the row's dloss for reduction NONE, dloss for SUM, and for MEAN
+ * dloss over what the sum of the losses is divided by. dloss has the shape of loss. dlogits may be
+ * logits itself. With probabilities as labels
+ *
+ *     dlogits_c = s * [p_c sum_k q_k - q_c + 2 z logsumexp(x) p_c]
+ *
+ * There is no gradient with respect to those. */
 DLK_API dlk_status_t dlk_cross_entropy_backward(const DLTensor* dloss, const DLTensor* logits,
                                                 const DLTensor* labels, const DLTensor* weight,
                                                 const DLTensor* dlogits,

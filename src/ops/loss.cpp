@@ -25,37 +25,47 @@ Tensor insert_dimension(const Tensor& t, int axis) {
   return r;
 }
 
-// Fills and checks what all directions share. `per_row` are loss and dloss, where present.
+// The shape of logits without the classes.
+struct RowShape {
+  Dims extents{};
+  int ndim = 0;
+
+  explicit RowShape(const CrossEntropy& p) {
+    for (int d = 0; d < p.logits.ndim; ++d) {
+      if (d != p.axis) extents[ndim++] = p.logits.shape[d];
+    }
+  }
+  std::span<const int64_t> span() const { return {extents.data(), static_cast<size_t>(ndim)}; }
+};
+
+// Fills and checks all but the labels. `per_row` are loss and dloss, where present.
 void prepare_rows(Call& call, CrossEntropy& p, std::initializer_list<Tensor*> per_row,
-                  int32_t reduction, int64_t ignore_index) {
+                  int32_t reduction) {
   call.require_floating(p.logits);
   call.require_rank(p.logits, 1, kMaxDims);
-  call.require_dtype(p.labels, {DType::kInt64, DType::kInt32});
   p.axis = p.logits.ndim == 1 ? 0 : 1;
-  Dims shape{};  // of labels
-  int ndim = 0;
-  for (int d = 0; d < p.logits.ndim; ++d) {
-    if (d != p.axis) shape[ndim++] = p.logits.shape[d];
-  }
-  const std::span<const int64_t> rows{shape.data(), static_cast<size_t>(ndim)};
-  call.require_shape(p.labels, rows, "logits.shape without the classes");
   if (p.weight) {
     require_mixed_dtype(call, p.weight, p.logits);
     const int64_t classes[] = {p.classes()};
     call.require_shape(p.weight, classes, "the number of classes of logits");
   }
   p.reduction = checked_reduction(reduction);
-  p.ignore_index = ignore_index;
   for (Tensor* t : per_row) {
     if (!*t) continue;
     require_mixed_dtype(call, *t, p.logits);
     if (p.reduction == DLK_REDUCTION_NONE) {
-      call.require_shape(*t, rows, "labels.shape");
+      call.require_shape(*t, RowShape(p).span(), "logits.shape without the classes");
       *t = insert_dimension(*t, p.axis);
     } else {
       call.require_shape(*t, {}, "a scalar, as reduction is not none");
     }
   }
+}
+
+void prepare_labels(Call& call, CrossEntropy& p, int64_t ignore_index) {
+  call.require_dtype(p.labels, {DType::kInt64, DType::kInt32});
+  call.require_shape(p.labels, RowShape(p).span(), "logits.shape without the classes");
+  p.ignore_index = ignore_index;
   if (call.device().is_gpu && call.checks_values()) {
     const std::vector<int64_t> labels = call.read_integers(p.labels);
     for (size_t i = 0; i < labels.size(); ++i) check_label(p, labels[i], i);
@@ -75,7 +85,7 @@ void prepare(Call& call, CrossEntropy& p, std::initializer_list<Tensor*> per_row
          ", expected a number that is not negative");
   }
   p.z_loss = params.z_loss;
-  prepare_rows(call, p, per_row, params.reduction, params.ignore_index);
+  prepare_rows(call, p, per_row, params.reduction);
 }
 
 }  // namespace
@@ -97,55 +107,62 @@ void check_label(const CrossEntropy& p, int64_t label, int64_t i) {
 
 using namespace dlkern;
 
-dlk_status_t dlk_cross_entropy_forward(const DLTensor* logits, const DLTensor* labels,
-                                       const DLTensor* weight, const DLTensor* loss,
-                                       const dlk_cross_entropy_params* params,
-                                       const dlk_launch* launch) {
-  return entry("cross_entropy", launch, [&](Call& call) {
-    CrossEntropyForward p;
-    p.logits = call.input("logits", logits);
-    p.labels = call.input("labels", labels);
-    p.weight = call.optional_input("weight", weight);
-    p.loss = call.output("loss", loss);
-    for (const Tensor* in : {&p.logits, &p.labels, &p.weight}) call.require_disjoint(p.loss, *in);
-    prepare(call, p, {&p.loss}, read_params(params, kDefaults));
-    call.run(p);
-  });
-}
-
 namespace dlkern {
 namespace {
 
-// The gradient, and the loss too where one is given.
-dlk_status_t backward(const char* op, const DLTensor* dloss, const DLTensor* logits,
-                      const DLTensor* labels, const DLTensor* weight, const DLTensor* loss,
-                      const DLTensor* dlogits, const dlk_cross_entropy_params* params,
-                      const dlk_launch* launch) {
+struct CrossEntropyTensors {
+  const DLTensor *dloss, *logits, *labels, *weight, *loss, *dlogits;
+};
+
+// The loss, the gradient, or both: what is given.
+dlk_status_t cross_entropy(const char* op, const CrossEntropyTensors& t,
+                           const dlk_cross_entropy_params* given, const dlk_launch* launch) {
   return entry(op, launch, [&](Call& call) {
+    const dlk_cross_entropy_params params = read_params(given, kDefaults);
     CrossEntropyBackward p;
-    p.logits = call.input("logits", logits);
-    p.labels = call.input("labels", labels);
-    p.weight = call.optional_input("weight", weight);
-    p.dloss = call.optional_input("dloss", dloss);
-    p.loss = call.optional_output("loss", loss);
-    p.dlogits = call.output("dlogits", dlogits);
-    prepare(call, p, {&p.dloss, &p.loss}, read_params(params, kDefaults));
-    call.require_like(p.dlogits, p.logits);
-    call.require_same_or_disjoint(p.dlogits, p.logits);
+    p.logits = call.input("logits", t.logits);
+    p.labels = call.input("labels", t.labels);
+    p.weight = call.optional_input("weight", t.weight);
+    p.dloss = call.optional_input("dloss", t.dloss);
+    p.loss = call.optional_output("loss", t.loss);
+    p.dlogits = call.optional_output("dlogits", t.dlogits);
+    prepare(call, p, {&p.dloss, &p.loss}, params);
+    if (p.dlogits) {
+      call.require_like(p.dlogits, p.logits);
+      call.require_same_or_disjoint(p.dlogits, p.logits);
+    }
     for (const Tensor* in : {&p.dloss, &p.labels, &p.weight}) {
-      call.require_disjoint(p.dlogits, *in);
+      if (p.dlogits) call.require_disjoint(p.dlogits, *in);
     }
-    if (p.loss) {
-      for (const Tensor* other : {&p.logits, &p.labels, &p.weight, &p.dloss, &p.dlogits}) {
-        call.require_disjoint(p.loss, *other);
-      }
+    for (const Tensor* other : {&p.logits, &p.labels, &p.weight, &p.dloss, &p.dlogits}) {
+      if (p.loss) call.require_disjoint(p.loss, *other);
     }
-    call.run(p);
+    if (is_floating(p.labels.dtype)) {
+      require_mixed_dtype(call, p.labels, p.logits);
+      call.require_same_shape(p.labels, p.logits);
+      call.run(SoftCrossEntropy{p, p.dloss, p.loss, p.dlogits});
+      return;
+    }
+    prepare_labels(call, p, params.ignore_index);
+    if (p.dlogits) {
+      call.run(p);
+    } else {
+      call.run(CrossEntropyForward{p, p.loss});
+    }
   });
 }
 
 }  // namespace
 }  // namespace dlkern
+
+dlk_status_t dlk_cross_entropy_forward(const DLTensor* logits, const DLTensor* labels,
+                                       const DLTensor* weight, const DLTensor* loss,
+                                       const dlk_cross_entropy_params* params,
+                                       const dlk_launch* launch) {
+  const char* op = "cross_entropy";
+  if (!loss) return set_last_error(DLK_INVALID_ARGUMENT, op, "loss is NULL");
+  return cross_entropy(op, {nullptr, logits, labels, weight, loss, nullptr}, params, launch);
+}
 
 dlk_status_t dlk_cross_entropy_backward(const DLTensor* dloss, const DLTensor* logits,
                                         const DLTensor* labels, const DLTensor* weight,
@@ -154,7 +171,8 @@ dlk_status_t dlk_cross_entropy_backward(const DLTensor* dloss, const DLTensor* l
                                         const dlk_launch* launch) {
   const char* op = "cross_entropy_backward";
   if (!dloss) return set_last_error(DLK_INVALID_ARGUMENT, op, "dloss is NULL");
-  return backward(op, dloss, logits, labels, weight, nullptr, dlogits, params, launch);
+  if (!dlogits) return set_last_error(DLK_INVALID_ARGUMENT, op, "dlogits is NULL");
+  return cross_entropy(op, {dloss, logits, labels, weight, nullptr, dlogits}, params, launch);
 }
 
 dlk_status_t dlk_cross_entropy_forward_backward(const DLTensor* logits, const DLTensor* labels,
@@ -164,7 +182,8 @@ dlk_status_t dlk_cross_entropy_forward_backward(const DLTensor* logits, const DL
                                                 const dlk_launch* launch) {
   const char* op = "cross_entropy_with_grad";
   if (!loss) return set_last_error(DLK_INVALID_ARGUMENT, op, "loss is NULL");
-  return backward(op, dloss, logits, labels, weight, loss, dlogits, params, launch);
+  if (!dlogits) return set_last_error(DLK_INVALID_ARGUMENT, op, "dlogits is NULL");
+  return cross_entropy(op, {dloss, logits, labels, weight, loss, dlogits}, params, launch);
 }
 
 dlk_status_t dlk_nll_loss_forward(const DLTensor* log_p, const DLTensor* labels,
@@ -178,7 +197,8 @@ dlk_status_t dlk_nll_loss_forward(const DLTensor* log_p, const DLTensor* labels,
     p.weight = call.optional_input("weight", weight);
     p.loss = call.output("loss", loss);
     for (const Tensor* in : {&p.logits, &p.labels, &p.weight}) call.require_disjoint(p.loss, *in);
-    prepare_rows(call, p, {&p.loss}, q.reduction, q.ignore_index);
+    prepare_rows(call, p, {&p.loss}, q.reduction);
+    prepare_labels(call, p, q.ignore_index);
     call.run(p);
   });
 }
@@ -199,7 +219,8 @@ dlk_status_t dlk_nll_loss_backward(const DLTensor* dloss, const DLTensor* log_p,
       call.require_disjoint(p.dlogits, *in);
     }
     call.require_same_or_disjoint(p.dlogits, p.logits);
-    prepare_rows(call, p, {&p.dloss}, q.reduction, q.ignore_index);
+    prepare_rows(call, p, {&p.dloss}, q.reduction);
+    prepare_labels(call, p, q.ignore_index);
     call.require_like(p.dlogits, p.logits);
     p.logits = p.dlogits;  // the values are not needed
     call.run(p);

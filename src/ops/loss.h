@@ -30,6 +30,22 @@ struct CrossEntropyBackward : CrossEntropy {
   Tensor loss;     // wanted too, or absent
 };
 
+// labels are probabilities instead, of the shape of logits; ignore_index does not apply.
+struct SoftCrossEntropy : CrossEntropy {
+  Tensor dloss;          // absent: 1
+  Tensor loss, dlogits;  // those that are wanted; dlogits may be logits
+
+  int64_t rows() const {
+    int64_t n = 1;
+    for (int d = 0; d < logits.ndim; ++d) n *= d == axis ? 1 : logits.shape[d];
+    return n;
+  }
+  // What the sum of the losses is divided by.
+  double divisor() const {
+    return reduction == DLK_REDUCTION_MEAN ? static_cast<double>(rows()) : 1;
+  }
+};
+
 // logits are log-probabilities; in the gradient, dlogits in their place: values are not looked at.
 struct NllForward : CrossEntropy {
   Tensor loss;
@@ -68,6 +84,8 @@ ImplList<CrossEntropyForward> cpu_impls<CrossEntropyForward>();
 template <>
 ImplList<CrossEntropyBackward> cpu_impls<CrossEntropyBackward>();
 template <>
+ImplList<SoftCrossEntropy> cpu_impls<SoftCrossEntropy>();
+template <>
 ImplList<NllForward> cpu_impls<NllForward>();
 template <>
 ImplList<NllBackward> cpu_impls<NllBackward>();
@@ -79,6 +97,8 @@ template <>
 ImplList<CrossEntropyForward> gpu_impls<CrossEntropyForward>();
 template <>
 ImplList<CrossEntropyBackward> gpu_impls<CrossEntropyBackward>();
+template <>
+ImplList<SoftCrossEntropy> gpu_impls<SoftCrossEntropy>();
 template <>
 ImplList<NllForward> gpu_impls<NllForward>();
 template <>

@@ -67,6 +67,20 @@ cdef const DLTensor* loss_output(Call call, object out, const DLTensor* labels, 
                        labels.shape, dtype)
 
 
+# The same where labels may be probabilities, of the shape of logits. (Of logits without a dimension
+# the C function says what is wrong.)
+cdef const DLTensor* cross_entropy_output(Call call, object out, const DLTensor* logits,
+                                          const DLTensor* labels, int32_t reduction) except NULL:
+    cdef int64_t[MAX_DIMS] rows
+    cdef int i, axis = 0 if logits.ndim == 1 else 1
+    if labels.ndim != logits.ndim or logits.ndim == 0:
+        return loss_output(call, out, labels, reduction, logits.dtype)
+    for i in range(logits.ndim - 1):
+        rows[i] = logits.shape[i if i < axis else i + 1]
+    return call.output("loss", out, logits.ndim - 1 if reduction == DLK_REDUCTION_NONE else 0, rows,
+                       logits.dtype)
+
+
 cdef dlk_cross_entropy_params cross_entropy_params(
         Call call, object reduction, object ignore_index, object label_smoothing,
         object z_loss) except *:
@@ -84,7 +98,7 @@ def cross_entropy(logits, labels, weight, reduction, ignore_index, label_smoothi
     cdef const DLTensor* tweight = call.optional_input("weight", weight)
     cdef dlk_cross_entropy_params params = cross_entropy_params(
         call, reduction, ignore_index, label_smoothing, z_loss)
-    cdef const DLTensor* tloss = loss_output(call, out, tlabels, params.reduction, tlogits.dtype)
+    cdef const DLTensor* tloss = cross_entropy_output(call, out, tlogits, tlabels, params.reduction)
     while call.pending():
         with nogil:
             call.status = dlk_cross_entropy_forward(tlogits, tlabels, tweight, tloss, &params,
@@ -118,7 +132,7 @@ def cross_entropy_with_grad(logits, labels, weight, dloss, reduction, ignore_ind
     cdef const DLTensor* tdloss = call.optional_input("dloss", dloss)
     cdef dlk_cross_entropy_params params = cross_entropy_params(
         call, reduction, ignore_index, label_smoothing, z_loss)
-    cdef const DLTensor* tloss = loss_output(call, out, tlabels, params.reduction, tlogits.dtype)
+    cdef const DLTensor* tloss = cross_entropy_output(call, out, tlogits, tlabels, params.reduction)
     cdef const DLTensor* tdlogits = call.output("dlogits", grad_out, tlogits.ndim, tlogits.shape,
                                                 tlogits.dtype, "grad_out")
     while call.pending():
