@@ -403,6 +403,7 @@ def grad_norm(
     grad: Any,
     loss_scale: Any,
     max_norm: Any,
+    ord: Any,
     out: Any,
     out_grad_scale: Any,
     out_found_inf: Any,

@@ -212,6 +212,7 @@ def grad_norm(
     grad: Any,
     *,
     max_norm: float | None = None,
+    ord: float = 2.0,
     loss_scale: Any = None,
     out: Any = None,
     out_grad_scale: Any = None,
@@ -222,17 +223,20 @@ def grad_norm(
 
     .. math::
 
-        norm &= \sqrt{\textstyle\sum grad^2} \, / \, loss\_scale \\
+        norm &= \Big( \textstyle\sum |grad|^{ord} \Big)^{1 / ord} \, / \, loss\_scale \\
         grad\_scale &= \min(1, max\_norm / (norm + 10^{-6})) \, / \, loss\_scale
 
     Parameters
     ----------
     grad : array or list of arrays
-        float64, float32, float16 or bfloat16, of any shapes and strides. Squares are summed in
+        float64, float32, float16 or bfloat16, of any shapes and strides. Powers are summed in
         float32 (float64 for float64) within parts of some thousand elements and in float64 beyond,
         in a fixed order.
     max_norm : float, optional
         What the norm is clipped to; default: it is not.
+    ord : float
+        Order of the norm, positive: 2 is the Euclidean norm; with infinity it is the largest
+        ``|grad|``, as `norm_type` of ``torch.nn.utils.clip_grad_norm_``.
     loss_scale : array of one float32 or float64, optional
         On the device of `grad`, read when the kernel runs: the loss was multiplied by it.
     out, out_grad_scale, out_found_inf : array, optional
@@ -247,7 +251,7 @@ def grad_norm(
     grad_scale : array of shape ()
         For the argument of that name of the steps, which clips and unscales.
     found_inf : array of shape ()
-        1 where the norm is not finite, since a gradient is not, or since squares overflow; else 0.
+        1 where the norm is not finite, since a gradient is not, or since powers overflow; else 0.
 
     Raises
     ------
@@ -256,7 +260,9 @@ def grad_norm(
     TypeError
         Wrong dtype, or not an array.
     """
-    return _dlkern.grad_norm(grad, loss_scale, max_norm, out, out_grad_scale, out_found_inf, stream)
+    return _dlkern.grad_norm(
+        grad, loss_scale, max_norm, ord, out, out_grad_scale, out_found_inf, stream
+    )
 
 
 def scale_grads(grad: Any, scale: Any, *, found_inf: Any = None, stream: Any = None) -> None:

@@ -385,6 +385,19 @@ OPS = [
         free_axes={"grad[0]": (0, 1), "grad[1]": (0,)},
     ),
     Op(
+        "grad_norm",
+        {"grad[0]": normal(5, 37), "grad[1]": normal(3000)},
+        {
+            "out": ((), "statistic"),
+            "out_grad_scale": ((), "statistic"),
+            "out_found_inf": ((), "statistic"),
+        },
+        {"max_norm": 2.0, "ord": np.inf},
+        any_rank=("grad[0]", "grad[1]"),
+        free_axes={"grad[0]": (0, 1), "grad[1]": (0,)},
+        variant="largest",
+    ),
+    Op(
         "scale_grads",
         {"grad": normal(5, 37), "scale": statistic(positive())},
         inout=("grad",),

@@ -307,6 +307,35 @@ def test_grad_norm(backend, rng, dtype, layout):
         assert_close(backend.numpy(result), np.array(right), wide, "norm")
 
 
+@pytest.mark.sanitize
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+@pytest.mark.parametrize("ord", [1, 2, 3, 0.5, np.inf])
+def test_grad_norm_of_other_orders(backend, rng, dtype, layout, ord):
+    values = [rounded(rng.standard_normal(s), dtype) for s in ((3, 5, 7), (), (0,), (129, 300))]
+    grads = [backend.array(v, layout) for v in values]
+    wide = "float64" if dtype == "float64" else "float32"
+    outs = {"out": backend.empty((), wide), "out_grad_scale": backend.empty((), wide)}
+    norm, factor, _ = dlkern.grad_norm(grads, max_norm=2.0, ord=ord, **outs,
+                                       out_found_inf=backend.empty((), wide))  # fmt: skip
+    right = np.linalg.norm(np.concatenate([float64(v).ravel() for v in values]), ord)
+    assert_close(backend.numpy(norm), np.array(right), wide, "norm")
+    assert_close(backend.numpy(factor), np.array(min(1, 2 / (right + 1e-6))), wide, "norm")
+
+
+def test_grad_norm_agrees_with_torch(rng):
+    torch = pytest.importorskip("torch")
+    for ord in (1, 2, 2.5, np.inf):
+        params = [torch.zeros(s, dtype=torch.float64, requires_grad=True) for s in ((5, 7), (300,))]
+        for param in params:
+            param.grad = torch.from_numpy(rng.standard_normal(param.shape))
+        grads = [param.grad.clone() for param in params]
+        norm, scale, _ = dlkern.grad_norm(grads, max_norm=1.5, ord=ord)
+        theirs = torch.nn.utils.clip_grad_norm_(params, 1.5, norm_type=ord)
+        torch.testing.assert_close(norm, theirs)
+        for grad, param in zip(grads, params, strict=True):
+            torch.testing.assert_close(grad * scale, param.grad)
+
+
 def test_a_small_norm_is_not_clipped(backend):
     grads = [backend.array(np.full(4, 0.25, "f4")) for _ in range(4)]
     for options in ({"max_norm": 2.0}, {"max_norm": 0.5}, {}):
@@ -315,12 +344,13 @@ def test_a_small_norm_is_not_clipped(backend):
         np.testing.assert_allclose(scale, 0.5 if options.get("max_norm") == 0.5 else 1, rtol=2e-6)
 
 
+@pytest.mark.parametrize("ord", [1, 2, 3, np.inf])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_inf_and_nan_are_found(backend, dtype, bad):
+def test_inf_and_nan_are_found(backend, dtype, bad, ord):
     values = [np.ones(3000), np.ones(5)]
     values[0][2999] = bad
     grads = [backend.array(rounded(v, dtype)) for v in values]
-    norm, _, found = map(backend.numpy, dlkern.grad_norm(grads))
+    norm, _, found = map(backend.numpy, dlkern.grad_norm(grads, ord=ord))
     assert (np.isnan(norm) if np.isnan(bad) else norm == np.inf) and found == 1
     factor, flag = (backend.array(np.array(v, "f4")) for v in (0.5, 0))
     dlkern.scale_grads(grads[1], factor, found_inf=flag)
@@ -439,6 +469,8 @@ STEP = {"step": 1}
          "found_inf.dtype is int64, expected float32 or float64"),
         (lambda a: dlkern.grad_norm([]), ValueError, "grad_norm: grad is an empty list"),
         (lambda a: dlkern.grad_norm(a(ONES), max_norm=-1), ValueError, "max_norm is -1"),
+        (lambda a: dlkern.grad_norm(a(ONES), ord=0), ValueError, "ord is 0, expected it positive"),
+        (lambda a: dlkern.grad_norm(a(ONES), ord=np.nan), ValueError, "ord is nan"),
         (lambda a: dlkern.update_loss_scale(a(np.ones(1)), a(np.ones(1, int)), a(np.ones(1)),
                                             growth_interval=0), ValueError, "growth_interval is 0"),
         (lambda a: dlkern.lion_step(a(ONES), a(ONES), a(ONES), betas=(0.9, 1)), ValueError,

@@ -113,20 +113,22 @@ typedef struct dlk_grad_norm_params {
   uint32_t struct_size;
   uint32_t reserved;
   double max_norm; /* of the clipped gradients; infinity: they are not clipped */
+  double ord;      /* of the norm: positive; infinity: the largest |grad| */
 } dlk_grad_norm_params;
-#define DLK_GRAD_NORM_PARAMS_INIT {sizeof(dlk_grad_norm_params), 0, (double)INFINITY}
+#define DLK_GRAD_NORM_PARAMS_INIT {sizeof(dlk_grad_norm_params), 0, (double)INFINITY, 2.0}
 
-/* The Euclidean norm of all gradients together, and what a step needs to be told of it:
+/* The norm of all gradients together, and what a step needs to be told of it:
  *
- * norm       = sqrt(sum of grad^2) / loss_scale
+ * norm       = (sum of |grad|^ord)^(1 / ord) / loss_scale
  * grad_scale = min(1, max_norm / (norm + 1e-6)) / loss_scale
  * found_inf  = 1 where norm is not finite, else 0
  *
  * loss_scale, optional: one float32 or float64 element in the memory of grad's device, read when the
  * kernel runs; the gradients are those of the loss times it. The outputs have one element each, of
  * float32, or float64 where the first gradient is; each may be NULL but for norm. grad: any floating
- * dtypes; squares are summed in float32 within parts of some thousand elements (float64 for float64)
- * and in float64 beyond, in a fixed order. */
+ * dtypes; powers are summed in float32 within parts of some thousand elements (float64 for float64)
+ * and in float64 beyond, in a fixed order. They are not rescaled: where they overflow the norm is
+ * infinite. */
 DLK_API dlk_status_t dlk_grad_norm(int64_t count, const DLTensor* const* grad,
                                    const DLTensor* loss_scale, const DLTensor* norm,
                                    const DLTensor* grad_scale, const DLTensor* found_inf,

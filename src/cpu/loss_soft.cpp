@@ -173,12 +173,11 @@ class SoftTile {
   }
   void store_losses(int64_t first, const Acc* sum) {
     const Acc* m = logits_.max.data();
-    sum_elements(rows_.classes, logits_.rows, below_.data(), work_.data(),
-                 [&](int64_t c, Acc* to) {
-                   const Acc *q = of_class(c), *x = logits_.element[c];
-                   DLK_SIMD
-                   for (int64_t r = 0; r < logits_.rows; ++r) to[r] += term(q[r], x[r], m[r]);
-                 });
+    sum_elements(rows_.classes, logits_.rows, below_.data(), work_.data(), [&](int64_t c, Acc* to) {
+      const Acc *q = of_class(c), *x = logits_.element[c];
+      DLK_SIMD
+      for (int64_t r = 0; r < logits_.rows; ++r) to[r] += term(q[r], x[r], m[r]);
+    });
     for (int64_t r = 0; r < logits_.rows; ++r) {
       rows_.loss[first + r] = rows_.loss_of(m[r], std::log(sum[r]), all_[r], below_[r]);
     }
@@ -207,7 +206,7 @@ class SoftTile {
   Rows& rows_;
   const Blocks<Rows::kTensors>& tiles_;
   RowTile<Acc> logits_;
-  std::vector<Acc> q_;                   // [class][row]
+  std::vector<Acc> q_;                    // [class][row]
   std::vector<Acc> all_, below_, scale_;  // of the rows
   std::vector<Acc> work_;
 };

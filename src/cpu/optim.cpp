@@ -1,10 +1,11 @@
 // Optimizer steps on the CPU: the spans of all tensors of a list in parallel, each read and written
-// once. Squares are summed block by block, in an order that threads do not change.
+// once. Terms of a norm are summed block by block, in an order that threads do not change.
 #include "ops/optim.h"
 
 #include <atomic>
 
 #include "cpu/prims/any_dtype.h"
+#include "cpu/prims/reduce.h"
 #include "cpu/prims/spans.h"
 
 namespace dlkern {
@@ -75,7 +76,7 @@ std::vector<StridedIndex<1>> indices_of(const std::vector<Tensor>& list) {
   return indices;
 }
 
-// In four vectors, for additions not to wait for each other.
+// Squares, in four vectors, for additions not to wait for each other.
 template <class Acc>
 double squares_of(int64_t n, const Acc* g) {
   typedef Acc Vector __attribute__((vector_size(32), aligned(sizeof(Acc)), may_alias));
@@ -96,29 +97,50 @@ double squares_of(int64_t n, const Acc* g) {
   return static_cast<double>(total);
 }
 
-template <class Acc>
-double sum_of_squares(const Tensor& grad, const StridedIndex<1>& index, int64_t block) {
-  double sum = 0;
-  map_blocks(
-      index, block, block + 1, [&](int64_t n, const Acc* g) { sum += squares_of(n, g); },
-      AnyIn<Acc>{{grad.data, grad.dtype}});
-  return sum;
+// The terms of a span, joined.
+template <NormTerm kTerm, class Acc>
+double terms_of(int64_t n, const Acc* g, [[maybe_unused]] Acc ord) {
+  if constexpr (kTerm == NormTerm::kSquare) return squares_of(n, g);
+  if constexpr (kTerm == NormTerm::kPower) {
+    return sum_of<Acc>(n, [&](int64_t i) { return norm_term<kTerm>(g[i], ord); });
+  }
+  if constexpr (kTerm == NormTerm::kSize) {
+    return sum_of<Acc>(n, [&](int64_t i) { return std::fabs(g[i]); });
+  }
+  return JoinTerms<kTerm>()(max_of(g, n), -extreme_of<true>(g, n));
 }
 
-void grad_norm(const GradNorm& p, const Launch&) {
+template <NormTerm kTerm, class Acc>
+double terms_of_block(const Tensor& grad, const StridedIndex<1>& index, int64_t block, double ord) {
+  double terms = 0;
+  map_blocks(
+      index, block, block + 1,
+      [&](int64_t n, const Acc* g) {
+        terms = JoinTerms<kTerm>()(terms, terms_of<kTerm>(n, g, static_cast<Acc>(ord)));
+      },
+      AnyIn<Acc>{{grad.data, grad.dtype}});
+  return terms;
+}
+
+template <NormTerm kTerm>
+void compute_norm(const GradNorm& p) {
   const auto indices = indices_of(p.grads);
   std::vector<std::vector<double>> partial;
   for (const auto& index : indices) partial.emplace_back(span_blocks(index));
   for_each_in_list(indices, [&](size_t i, int64_t begin, int64_t end) {
-    const auto sum =
-        p.grads[i].dtype == DType::kFloat64 ? sum_of_squares<double> : sum_of_squares<float>;
-    for (int64_t b = begin; b < end; ++b) partial[i][b] = sum(p.grads[i], indices[i], b);
+    const auto terms = p.grads[i].dtype == DType::kFloat64 ? terms_of_block<kTerm, double>
+                                                           : terms_of_block<kTerm, float>;
+    for (int64_t b = begin; b < end; ++b) partial[i][b] = terms(p.grads[i], indices[i], b, p.ord);
   });
   double total = 0;
-  for (const auto& sums : partial) {
-    for (const double sum : sums) total += sum;
+  for (const auto& of_blocks : partial) {
+    for (const double terms : of_blocks) total = JoinTerms<kTerm>()(total, terms);
   }
   NormResults(p).set(total);
+}
+
+void grad_norm(const GradNorm& p, const Launch&) {
+  with_norm_term(p.ord, [&]<NormTerm kTerm>() { compute_norm<kTerm>(p); });
 }
 
 template <class Acc>

@@ -72,9 +72,9 @@ struct SoftRows {
         divisor(static_cast<Acc>(p.divisor())) {
     const Tensor none{};
     const bool per_row = p.reduction == DLK_REDUCTION_NONE;
-    index = make_index<kRowTensors>({&p.logits, &p.labels, &p.dlogits, per_row ? &p.dloss : &none,
-                                     per_row ? &p.loss : &none},
-                                    ~(1u << p.axis));
+    index = make_index<kRowTensors>(
+        {&p.logits, &p.labels, &p.dlogits, per_row ? &p.dloss : &none, per_row ? &p.loss : &none},
+        ~(1u << p.axis));
   }
 
   __device__ __forceinline__ Acc q(Acc label, Acc w) const { return w * (keep * label + share); }
@@ -334,8 +334,8 @@ template <class T>
 void launch_registers(const SoftCrossEntropy& p, const Launch& launch) {
   run<T>(p, launch, [&](const SoftRows<T>& rows) {
     const RowPlan plan = plan_row(rows.classes, kPiece<T>, kMostItems);
-    const auto kernel = plan.blocks() > 1 ? soft_registers_kernel<T, true>
-                                          : soft_registers_kernel<T, false>;
+    const auto kernel =
+        plan.blocks() > 1 ? soft_registers_kernel<T, true> : soft_registers_kernel<T, false>;
     launch_rows(kernel, plan, rows.index.numel, launch.stream, rows, plan.size,
                 row_alignment(rows.logits, rows.index, kOfLogits, sizeof(T)),
                 row_alignment(rows.labels, rows.index, kOfLabels, sizeof(T)),
@@ -357,9 +357,8 @@ void launch_walked(const SoftCrossEntropy& p, const Launch& launch) {
   run<T>(p, launch, [&](const SoftRows<T>& rows) {
     const RowConfig config = pick_rows(rows.classes, p.axis == p.logits.ndim - 1);
     dispatch_group(config.group, [&]<Group kGroup>() {
-      launch_kernel(soft_walked_kernel<T, kGroup>,
-                    grid_for(config.blocks(rows.index.numel), 1, 16), config.threads, 0,
-                    launch.stream, rows);
+      launch_kernel(soft_walked_kernel<T, kGroup>, grid_for(config.blocks(rows.index.numel), 1, 16),
+                    config.threads, 0, launch.stream, rows);
     });
   });
 }

@@ -1,10 +1,11 @@
 // What surrounds a step: the norm of all gradients, scaling them, the loss scale.
 //
-//   norm  = sqrt(sum over all tensors of grad^2)
+//   norm  = (sum over all tensors of |grad|^ord)^(1 / ord)
 //
-// Two stages: a block sums the squares of one chunk in float32 (float64 for float64) into its place
-// of the workspace, in float64; one block adds these in a fixed order. Bound by memory: gradients are read once, flat ones some
-// hundred in one launch (prims/tensor_list.cuh).
+// Two stages: a block sums the powers of one chunk in float32 (float64 for float64) into its place
+// of the workspace, in float64; one block adds these in a fixed order. (For an infinite order they
+// are maxima.) Bound by memory: gradients are read once, flat ones some hundred in one launch
+// (prims/tensor_list.cuh).
 #include <limits>
 
 #include "cuda/optim.cuh"
@@ -54,55 +55,58 @@ __device__ __forceinline__ void for_elements(const T* data, int64_t begin, int64
 
 // ---- Norm ----------------------------------------------------------------------------------------
 
-template <class T>
+template <class T, NormTerm kTerm>
 __global__ void __launch_bounds__(kThreads)
-    squares_kernel(const DLK_GRID_CONSTANT TensorTable<1> table, double* partial) {
+    norm_kernel(const DLK_GRID_CONSTANT TensorTable<1> table, Accumulator<T> ord, double* partial) {
   using Acc = Accumulator<T>;
+  const JoinTerms<kTerm> join;
   const Chunk chunk = table.find(blockIdx.x);
   // A lane for each element of a pack: which one an element adds to depends on its place only.
-  Acc sum[kWidth<T>] = {};
+  Acc terms[kWidth<T>] = {};
   for_elements<kNormUnroll>(table.at<const T>(chunk, 0), chunk.begin, chunk.end,
                             [&](auto pack, int64_t) {
                               constexpr int W = sizeof(pack) / sizeof(T);
 #pragma unroll
                               for (int w = 0; w < W; ++w) {
                                 const Acc v = static_cast<Acc>(pack.v[w]);
-                                sum[w] += v * v;
+                                terms[w] = join(terms[w], norm_term<kTerm>(v, ord));
                               }
                             });
 #pragma unroll
-  for (int w = 1; w < kWidth<T>; ++w) sum[0] += sum[w];
-  const Acc total = block_reduce(sum[0], Sum{}, Acc(0));
+  for (int w = 1; w < kWidth<T>; ++w) terms[0] = join(terms[0], terms[w]);
+  const Acc total = block_reduce(terms[0], join, Acc(0));
   if (threadIdx.x == 0) partial[table.first_chunk + blockIdx.x] = static_cast<double>(total);
 }
 
 // The same for one tensor of any strides.
-template <class T>
+template <class T, NormTerm kTerm>
 __global__ void __launch_bounds__(kThreads)
-    strided_squares_kernel(const T* data, StridedIndex<1> index, int64_t chunk, double* partial) {
+    strided_norm_kernel(const T* data, StridedIndex<1> index, int64_t chunk, Accumulator<T> ord,
+                        double* partial) {
   using Acc = Accumulator<T>;
+  const JoinTerms<kTerm> join;
   const int64_t begin = blockIdx.x * chunk;
   const int64_t end = begin + chunk < index.numel ? begin + chunk : index.numel;
-  Acc sum = 0;
+  Acc terms = 0;
   for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
     int64_t at[1];
     index.offsets(i, at);
-    const Acc v = static_cast<Acc>(data[at[0]]);
-    sum += v * v;
+    terms = join(terms, norm_term<kTerm>(static_cast<Acc>(data[at[0]]), ord));
   }
-  const Acc total = block_reduce(sum, Sum{}, Acc(0));
+  const Acc total = block_reduce(terms, join, Acc(0));
   if (threadIdx.x == 0) partial[blockIdx.x] = static_cast<double>(total);
 }
 
 constexpr int kTotalThreads = 1024;
 
+template <class Join>
 __global__ void __launch_bounds__(kTotalThreads)
-    total_kernel(const double* partial, int64_t count, NormResults results) {
-  double sum = 0;
+    total_kernel(const double* partial, int64_t count, Join join, NormResults results) {
+  double terms = 0;
 #pragma unroll 4
-  for (int64_t i = threadIdx.x; i < count; i += kTotalThreads) sum += partial[i];
-  sum = block_reduce(sum, Sum{}, 0.0);
-  if (threadIdx.x == 0) results.set(sum);
+  for (int64_t i = threadIdx.x; i < count; i += kTotalThreads) terms = join(terms, partial[i]);
+  terms = block_reduce(terms, join, 0.0);
+  if (threadIdx.x == 0) results.set(terms);
 }
 
 // Elements of a chunk: at most about 16,000 chunks, and a multiple of what a block takes at a time.
@@ -123,16 +127,16 @@ int64_t count_chunks(const std::vector<Tensor>& grads) {
 size_t norm_workspace(const GradNorm& p) { return count_chunks(p.grads) * sizeof(double); }
 
 // Writes the partial sums of all tensors of type T from `partial` on; returns the first place behind.
-template <class T>
-double* launch_squares(const std::vector<Tensor>& grads, DType dtype, double* partial,
-                       void* stream) {
-  const int64_t chunk = norm_chunk(grads);
+template <class T, NormTerm kTerm>
+double* launch_terms(const GradNorm& p, DType dtype, double* partial, void* stream) {
+  const int64_t chunk = norm_chunk(p.grads);
+  const auto ord = static_cast<Accumulator<T>>(p.ord);
   auto launcher = make_list_launcher<1>(chunk, [&](const TensorTable<1>& table) {
-    launch_kernel(squares_kernel<T>, table.chunks(), kThreads, 0, stream, table, partial);
+    launch_kernel(norm_kernel<T, kTerm>, table.chunks(), kThreads, 0, stream, table, ord, partial);
   });
   std::vector<const Tensor*> strided;
   int64_t flat_chunks = 0;
-  for (const Tensor& grad : grads) {
+  for (const Tensor& grad : p.grads) {
     if (grad.dtype != dtype || grad.numel() == 0) continue;
     if (in_memory_order(make_index<1>({&grad})).is_flat()) {
       launcher.add({grad.data}, grad.numel());
@@ -146,22 +150,28 @@ double* launch_squares(const std::vector<Tensor>& grads, DType dtype, double* pa
   for (const Tensor* grad : strided) {
     const auto index = in_memory_order(make_index<1>({grad}));
     const int64_t chunks = ceil_div(index.numel, chunk);
-    launch_kernel(strided_squares_kernel<T>, static_cast<unsigned>(chunks), kThreads, 0, stream,
-                  grad->as<T>(), index, chunk, partial);
+    launch_kernel(strided_norm_kernel<T, kTerm>, static_cast<unsigned>(chunks), kThreads, 0, stream,
+                  grad->as<T>(), index, chunk, ord, partial);
     partial += chunks;
   }
   return partial;
 }
 
-void launch_norm(const GradNorm& p, const Launch& launch) {
+template <NormTerm kTerm>
+void launch_norm_of(const GradNorm& p, const Launch& launch) {
   auto* const partial = static_cast<double*>(launch.workspace);
   double* end = partial;
   for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     dispatch_floating(
-        dtype, [&]<class T>() { end = launch_squares<T>(p.grads, dtype, end, launch.stream); });
+        dtype, [&]<class T>() { end = launch_terms<T, kTerm>(p, dtype, end, launch.stream); });
   }
-  launch_kernel(total_kernel, 1, kTotalThreads, 0, launch.stream, partial, end - partial,
-                NormResults(p));
+  using Join = JoinTerms<kTerm == NormTerm::kLargest ? kTerm : NormTerm::kSize>;
+  launch_kernel(total_kernel<Join>, 1, kTotalThreads, 0, launch.stream, partial, end - partial,
+                Join(), NormResults(p));
+}
+
+void launch_norm(const GradNorm& p, const Launch& launch) {
+  with_norm_term(p.ord, [&]<NormTerm kTerm>() { launch_norm_of<kTerm>(p, launch); });
 }
 
 // ---- Scaling in place ----------------------------------------------------------------------------

@@ -259,8 +259,10 @@ dlk_status_t dlk_grad_norm(int64_t count, const DLTensor* const* grad_, const DL
       require_real(call, *out);
     }
     require_not_negative("max_norm", p.max_norm);
+    if (!(p.ord > 0)) fail(DLK_INVALID_ARGUMENT, "ord is ", p.ord, ", expected it positive");
     call.require_outputs_apart();
-    call.run(GradNorm{std::move(grads), loss_scale, norm, grad_scale, found_inf, p.max_norm});
+    call.run(
+        GradNorm{std::move(grads), loss_scale, norm, grad_scale, found_inf, p.max_norm, p.ord});
   });
 }
 

@@ -86,7 +86,7 @@ struct LionStep : StepLists {
 struct GradNorm {
   std::vector<Tensor> grads;
   Tensor loss_scale, norm, grad_scale, found_inf;  // all but norm may be absent
-  double max_norm;
+  double max_norm, ord;
 };
 
 struct ScaleGrads {
@@ -316,20 +316,53 @@ void with_rule(const LionStep& p, F&& f) {
 
 // ---- Shared by the backends ----------------------------------------------------------------------
 
-// What dlk_grad_norm writes, from the sum of all squares.
+// What gradients add to their norm, by its order: 1, 2, another one, infinity.
+enum class NormTerm { kSize, kSquare, kPower, kLargest };
+
+// f.template operator()<kTerm>() with the term of a norm.
+template <class F>
+void with_norm_term(double ord, F&& f) {
+  if (ord == 1) return f.template operator()<NormTerm::kSize>();
+  if (ord == 2) return f.template operator()<NormTerm::kSquare>();
+  if (ord == INFINITY) return f.template operator()<NormTerm::kLargest>();
+  f.template operator()<NormTerm::kPower>();
+}
+
+// The terms of gradients, and what they come to; NaN stays.
+template <NormTerm kTerm, class Acc>
+DLK_HD Acc norm_term(Acc grad, Acc ord) {
+  if constexpr (kTerm == NormTerm::kSquare) return grad * grad;
+  if constexpr (kTerm == NormTerm::kPower) return ::pow(::fabs(grad), ord);
+  return ::fabs(grad);
+}
+template <NormTerm kTerm>
+struct JoinTerms {
+  template <class Acc>
+  DLK_HD Acc operator()(Acc a, Acc b) const {
+    if constexpr (kTerm != NormTerm::kLargest) return a + b;
+    return a >= b || a != a ? a : b;
+  }
+};
+
+// What dlk_grad_norm writes, from all terms.
 struct NormResults {
   Scalar loss_scale, norm, grad_scale, found_inf;
-  double max_norm;
+  double max_norm, ord;
 
   explicit NormResults(const GradNorm& p)
       : loss_scale(p.loss_scale),
         norm(p.norm),
         grad_scale(p.grad_scale),
         found_inf(p.found_inf),
-        max_norm(p.max_norm) {}
-  DLK_HD void set(double sum_of_squares) const {
+        max_norm(p.max_norm),
+        ord(p.ord) {}
+  DLK_HD double root(double terms) const {
+    if (ord == 2) return ::sqrt(terms);
+    return ord == 1 || ord == INFINITY ? terms : ::pow(terms, 1 / ord);
+  }
+  DLK_HD void set(double terms) const {
     const double unscale = loss_scale ? 1 / loss_scale.real<double>() : 1.0;
-    const double total = ::sqrt(sum_of_squares) * unscale;
+    const double total = root(terms) * unscale;
     const bool is_finite = ::fabs(total) < INFINITY;
     double clip = 1;
     if (max_norm < INFINITY) {

@@ -47,6 +47,7 @@ cdef extern from "dlkern/optim.h" nogil:
         uint32_t struct_size
         uint32_t reserved
         double max_norm
+        double ord
     dlk_status_t dlk_grad_norm(
         int64_t, const DLTensor* const*, const DLTensor*, const DLTensor*, const DLTensor*,
         const DLTensor*, const dlk_grad_norm_params*, const dlk_launch*)
@@ -174,7 +175,7 @@ def lion_step(param, grad, exp_avg, copy, lr, beta1, beta2, weight_decay, bint m
     return call.result()
 
 
-def grad_norm(grad, loss_scale, max_norm, out, out_grad_scale, out_found_inf, stream):
+def grad_norm(grad, loss_scale, max_norm, ord, out, out_grad_scale, out_found_inf, stream):
     cdef Call call = Call("grad_norm", stream)
     cdef TensorList grads = arrays_of(call, "grad", grad, False, grad)
     if grads.count == 0:
@@ -188,7 +189,8 @@ def grad_norm(grad, loss_scale, max_norm, out, out_grad_scale, out_found_inf, st
     cdef const DLTensor* tfound = call.output("found_inf", out_found_inf, 0, NULL, dtype)
     cdef dlk_grad_norm_params params = dlk_grad_norm_params(
         sizeof(dlk_grad_norm_params), 0,
-        float("inf") if max_norm is None else real(call, "max_norm", max_norm))
+        float("inf") if max_norm is None else real(call, "max_norm", max_norm),
+        real(call, "ord", ord))
     while call.pending():
         with nogil:
             call.status = dlk_grad_norm(grads.count, grads.data, tscale, tnorm, tgrad_scale,
