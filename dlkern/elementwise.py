@@ -104,8 +104,10 @@ def elementwise(
     by ``;``.
 
     Expressions are those of C++: arithmetic, comparisons, ``?:``, bits, casts, the functions of
-    ``<math.h>``, and ``min`` ``max`` ``clamp`` ``where`` ``abs`` ``rsqrt``. float16 and bfloat16
-    are computed in float. A floating number without suffix and a Python float have the type
+    ``<math.h>``, and ``min`` ``max`` ``clamp`` ``where`` ``abs`` ``rsqrt``. Arrays may be of any
+    floating, float8 (e4m3fn and e5m2), integer dtype or bool. Floating types of 8 and 16 bits are
+    computed in float, integers of fewer than 32 bits in int; a result beyond the range of a float8
+    becomes its largest number. A floating number without suffix and a Python float have the type
     ``real``: double where an array is float64, else float. Nothing is contracted to a multiply-add
     unless ``fma`` says so, so that ``+ - * /`` and ``sqrt`` give the same bits on every device.
 
@@ -117,7 +119,7 @@ def elementwise(
         The order of the inputs as positional arguments; default: in which the code names them.
     dtypes : mapping, optional
         Output -> dtype. Default: of a floating value the dtype that the floating input arrays
-        promote to (two different 16-bit types: float32), else the type of the expression.
+        promote to (two different ones of 8 or 16 bits: float32), else the type of the expression.
 
     Returns
     -------

@@ -24,8 +24,9 @@ from dlkern.elementwise_language import COMPUTED, TYPES, Kernel
 THREADS = 128
 
 ITEMSIZE = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4,
-    "int64": 8, "uint64": 8, "bool": 1,
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
+    "uint64": 8, "bool": 1,
 }  # fmt: skip
 
 
@@ -97,6 +98,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 struct float16 { u16 bits; };
 struct bfloat16 { u16 bits; };
+template <int kMantissa> struct float8 { unsigned char bits; };  // 3: e4m3fn, 2: e5m2
 
 template <class T> struct Number {  // an element, and the type it is computed with
   template <class V> static __device__ V load(T v) { return static_cast<V>(v); }
@@ -123,6 +125,43 @@ template <> struct Number<bfloat16> {
     const u32 bits = __float_as_uint(f);
     const u32 even = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return {static_cast<u16>(f != f ? (bits >> 16) | 0x40u : even)};
+  }
+};
+
+template <int kMantissa> struct Number<float8<kMantissa>> {  // stored as src/core/float8.h says
+  static constexpr bool k4 = kMantissa == 3;  // 4 bits of exponent
+  template <class V> static __device__ V load(float8<kMantissa> v) {
+    // A binary16 has the bits of e5m2 at its upper end, and room for e4m3 with another bias.
+    const u32 magnitude = v.bits & 0x7fu, sign = (v.bits & 0x80u) << 8;
+    const float16 half = {static_cast<u16>(sign | magnitude << (k4 ? 7 : 8))};
+    const float f = Number<float16>::load<float>(half) * (k4 ? 256.0f : 1.0f);
+    return k4 && magnitude == 0x7fu ? __uint_as_float(0x7fc00000u) : f;
+  }
+  template <class V> static __device__ float8<kMantissa> store(V v) {
+    const float f = static_cast<float>(v);
+#if __CUDA_ARCH__ >= 890
+    u16 pair;
+    if constexpr (k4) {
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(f));
+    } else {
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(f));
+    }
+    return {static_cast<unsigned char>(pair)};
+#else
+    constexpr u32 kBias = k4 ? 7 : 15, kLargest = k4 ? 0x7eu : 0x7bu, kShift = 23 - kMantissa;
+    const u32 bits = __float_as_uint(f), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
+    u32 code = 0x7fu;
+    if (magnitude < 128u - kBias << 23) {
+      // Added to a number whose ulp is the smallest subnormal: the sum's last bits are the code.
+      constexpr u32 kMagic = 151u - kBias - kMantissa << 23;
+      code = __float_as_uint(__uint_as_float(magnitude) + __uint_as_float(kMagic)) - kMagic;
+    } else if (magnitude <= 0x7f800000u) {
+      const u32 even = (1u << kShift - 1) - 1 + (magnitude >> kShift & 1u);
+      code = magnitude - (127u - kBias << 23) + even >> kShift;
+      code = code < kLargest ? code : kLargest;
+    }
+    return {static_cast<unsigned char>(sign | code)};
+#endif
   }
 };
 
@@ -171,8 +210,9 @@ template <int W> struct Storing<bfloat16, W, float> {
 """
 
 _CPP = {
-    "float16": "float16", "bfloat16": "bfloat16", "int8": "signed char", "uint8": "unsigned char",
-    **TYPES,
+    "float16": "float16", "bfloat16": "bfloat16", "float8_e4m3fn": "float8<3>",
+    "float8_e5m2": "float8<2>", "int8": "signed char", "uint8": "unsigned char", "int16": "short",
+    "uint16": "u16", **TYPES,
 }  # fmt: skip
 
 

@@ -229,7 +229,7 @@ class ElementwiseKernel:
                 computed = kernel.evaluate({**fixed, **{o.name: arrays[o.name] for o in operands}})
                 for o in operands:
                     if o.is_written:
-                        arrays[o.name][...] = computed[o.name]
+                        arrays[o.name][...] = _saturated(computed[o.name], o.dtype)
 
 
 @functools.cache
@@ -258,10 +258,18 @@ def _scalar(name: str, value: Any, real: str) -> tuple[str, Any]:
 
 def _default_dtype(type: str, dtypes: Mapping[str, str]) -> str:
     if type not in ("float32", "float64"):
-        return "int32" if type == "uint32" else type
+        return type
     floating = {dtype for dtype in dtypes.values() if "float" in dtype}
     (only,) = floating if len(floating) == 1 else (type,)
     return only if COMPUTED[only] == type else type
+
+
+def _saturated(values: Any, dtype: str) -> Any:
+    """What is to be rounded to `dtype`: an 8-bit float does not become infinite (core/float8.h)."""
+    largest = {"float8_e4m3fn": 448, "float8_e5m2": 57344}.get(dtype)
+    if largest is None:
+        return values
+    return np.clip(np.asarray(values, np.float32), -largest, largest)
 
 
 class _Memory:

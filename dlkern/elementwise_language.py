@@ -44,6 +44,8 @@ _NUMPY = {name: np.dtype(name) for name in TYPES}
 COMPUTED = {
     "float16": "float32",
     "bfloat16": "float32",
+    "float8_e4m3fn": "float32",
+    "float8_e5m2": "float32",
     "int8": "int32",
     "uint8": "int32",
     "int16": "int32",

@@ -51,7 +51,7 @@ typedef struct dlk_walk {
  * one dimension of stride 1.
  * Checks what dlk_add checks: one device, shapes, outputs that overlap neither each other nor an
  * input, but for an output that is an input itself. dtypes: float64, float32, float16, bfloat16,
- * int8, uint8, int32, int64, uint64, bool. op and names are those that messages use. */
+ * float8 e4m3fn and e5m2, integers of 8 to 64 bits, bool. op and names are those that messages use. */
 DLK_API dlk_status_t dlk_elementwise_walk(const char* op, int32_t outputs, int32_t inputs,
                                           const DLTensor* const* tensors, const char* const* names,
                                           dlk_walk* walk, const dlk_launch* launch);

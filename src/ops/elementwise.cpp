@@ -45,6 +45,15 @@ void require_whole(const char* name, double value) {
   }
 }
 
+// Of a walk's tensor only the size of an element matters: one of an integer type that no op of the
+// library knows has another type of that size.
+DLTensor of_known_type(DLTensor t) {
+  const bool is_integer = t.dtype.code == kDLInt || t.dtype.code == kDLUInt;
+  if (is_integer && t.dtype.bits == 16) t.dtype.code = kDLFloat;
+  if (is_integer && t.dtype.bits == 32) t.dtype.code = kDLInt;
+  return t;
+}
+
 // The operands of dlk_elementwise_walk, checked.
 struct Operands {
   std::array<Tensor, DLK_WALK_TENSORS> tensors;  // the outputs first; the rest is absent
@@ -61,10 +70,13 @@ Operands operands_of(Call& call, int outputs, int inputs, const DLTensor* const*
   Operands all;
   const auto take = [&](int i, bool is_output) {
     Tensor& t = all.tensors[i];
-    t = is_output ? call.output(names[i], tensors[i]) : call.input(names[i], tensors[i]);
-    call.require_dtype(
-        t, {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt8,
-            DType::kUInt8, DType::kInt32, DType::kInt64, DType::kUInt64, DType::kBool});
+    const DLTensor known = tensors[i] ? of_known_type(*tensors[i]) : DLTensor{};
+    const DLTensor* given = tensors[i] ? &known : nullptr;
+    t = is_output ? call.output(names[i], given) : call.input(names[i], given);
+    if (t.dtype == DType::kUnknown) {
+      fail(DLK_UNSUPPORTED_DTYPE, t.name, ".dtype is ", dtype_name(tensors[i]->dtype),
+           ", expected a real number or bool");
+    }
   };
   for (int i = outputs; i < outputs + inputs; ++i) {  // first: they decide the device
     take(i, false);
