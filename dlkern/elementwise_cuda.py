@@ -33,6 +33,7 @@ ITEMSIZE = {
 class Operand(NamedTuple):
     """One array: how it is used, and where it lies along the walk."""
 
+    slot: int  # among the arrays of the call
     name: str
     dtype: str
     is_read: bool
@@ -411,6 +412,8 @@ class Launch(NamedTuple):
 
     kernel: Any
     config: Any
+    numel: int
+    order: list[int]  # of the arrays among the kernel's parameters
     arguments: tuple[int, ...]
 
 
@@ -429,12 +432,12 @@ def prepare(
     with _frameworks.current_device(device_id):
         compiled = kernel_for(source_of(kernel, layout, operands, scalars), device_id)
     config = core.LaunchConfig(grid=-(-numel // per_block), block=THREADS)
-    return Launch(compiled, config, tuple(arguments_of(shape, layout, operands)))
+    order = [o.slot for o in operands]
+    return Launch(compiled, config, numel, order, tuple(arguments_of(shape, layout, operands)))
 
 
 def run(
     launch: Launch,
-    numel: int,
     addresses: list[int],
     scalars: list[Any],
     device_id: int,
@@ -443,6 +446,6 @@ def run(
     core = _cuda_core()
     with _frameworks.current_device(device_id):
         core.launch(
-            _frameworks.stream_object(stream), launch.config, launch.kernel, numel, *addresses,
-            *launch.arguments, *scalars,
+            _frameworks.stream_object(stream), launch.config, launch.kernel, launch.numel,
+            *addresses, *launch.arguments, *scalars,
         )  # fmt: skip

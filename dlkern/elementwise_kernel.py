@@ -70,14 +70,9 @@ class ElementwiseKernel:
         kernel = self._types(dtypes, {name: type for name, (type, _) in scalars.items()})
         names = [*dtypes, *self._fresh]
         dtypes |= self._allocate(call, kernel, dtypes, out)
-        shape, numel, places = call.walk()
-        operands: dict[str, Operand] = {}
-        for i, address, strides in places:  # one that is updated in place comes twice
-            name = names[i]
-            is_read, is_written = name in self.inputs, name in self.outputs
-            operands[name] = Operand(name, dtypes[name], is_read, is_written, address, strides)
+        call.arrange()
         run = self._run_on_cpu if call.device is None else self._run_on_gpu
-        run(call, kernel, shape, numel, list(operands.values()), scalars)
+        run(call, kernel, [(name, dtypes[name]) for name in names], scalars)
         results = call.result()
         return self._in_order(results) if isinstance(results, tuple) else results
 
@@ -99,7 +94,7 @@ class ElementwiseKernel:
         missing = [name for name in self.inputs if name not in values]
         if missing:
             raise TypeError(f"elementwise: {', '.join(missing)} is missing")
-        return values
+        return {name: values[name] for name in self.inputs}
 
     def _take(
         self, call: Any, values: dict[str, Any]
@@ -171,46 +166,61 @@ class ElementwiseKernel:
 
     # ---- Backends --------------------------------------------------------------------------------
 
+    def _operands(self, call: Any, arrays: list[tuple[str, str]]) -> list[Operand]:
+        """Of the arrays, names and dtypes, in the order in which they were added."""
+        found: dict[int, Operand] = {}
+        for i, address, strides in call.walk()[2]:  # one that is updated in place comes twice
+            name, dtype = arrays[i]
+            is_read, is_written = name in self.inputs, name in self.outputs
+            found[i] = Operand(i, name, dtype, is_read, is_written, address, strides)
+        return list(found.values())
+
     def _run_on_gpu(
         self,
         call: Any,
         kernel: Kernel,
-        shape: tuple[int, ...],
-        numel: int,
-        operands: list[Operand],
+        arrays: list[tuple[str, str]],
         scalars: dict[str, tuple[str, Any]],
     ) -> None:
-        if _is_hip():
-            raise NotImplementedError("elementwise: kernels on AMD GPUs are not compiled")
-        layout, told = elementwise_cuda.choose(shape, operands)
-        if call.explains(f"nvrtc_{layout.way}", told) or numel == 0:
-            return
-        types = {name: type for name, (type, _) in scalars.items()}
-        key = (
-            call.device, layout, shape, tuple(types.items()),
-            tuple((o.name, o.dtype, o.strides) for o in operands),
-        )  # fmt: skip
+        key = call.signature(), *((name, type) for name, (type, _) in scalars.items())
         launch = self._launches.get(key)
-        if launch is None:
+        if launch is None or call.is_explained:
+            launch = self._prepare(call, kernel, arrays, scalars)
+            if launch is None:
+                return
             if len(self._launches) >= MOST_LAUNCHES:
                 self._launches.clear()
-            launch = self._launches[key] = elementwise_cuda.prepare(
-                kernel, shape, numel, layout, operands, types, call.device
-            )
-        elementwise_cuda.run(
-            launch, numel, [o.address for o in operands], [value for _, value in scalars.values()],
-            call.device, call.stream,
-        )  # fmt: skip
+            self._launches[key] = launch
+        values = [value for _, value in scalars.values()]
+        elementwise_cuda.run(launch, call.addresses(launch.order), values, call.device, call.stream)
+
+    def _prepare(
+        self,
+        call: Any,
+        kernel: Kernel,
+        arrays: list[tuple[str, str]],
+        scalars: dict[str, tuple[str, Any]],
+    ) -> elementwise_cuda.Launch | None:
+        """None where nothing is to be run."""
+        if _is_hip():
+            raise NotImplementedError("elementwise: kernels on AMD GPUs are not compiled")
+        shape, numel, _ = call.walk()
+        operands = self._operands(call, arrays)
+        layout, told = elementwise_cuda.choose(shape, operands)
+        if call.explains(f"nvrtc_{layout.way}", told) or numel == 0:
+            return None
+        types = {name: type for name, (type, _) in scalars.items()}
+        return elementwise_cuda.prepare(kernel, shape, numel, layout, operands, types, call.device)
 
     def _run_on_cpu(
         self,
         call: Any,
         kernel: Kernel,
-        shape: tuple[int, ...],
-        numel: int,
-        operands: list[Operand],
+        arrays: list[tuple[str, str]],
         scalars: dict[str, tuple[str, Any]],
     ) -> None:
+        shape, numel, _ = call.walk()
+        operands = self._operands(call, arrays)
         if call.explains("numpy_blocks", "numpy_blocks: chosen") or numel == 0:
             return
         fixed = {name: value for name, (_, value) in scalars.items()}
@@ -225,11 +235,11 @@ class ElementwiseKernel:
         )
         with np.errstate(all="ignore"), steps:
             for block in steps:
-                arrays = dict(zip((o.name for o in operands), block, strict=True))
-                computed = kernel.evaluate({**fixed, **{o.name: arrays[o.name] for o in operands}})
+                parts = dict(zip((o.name for o in operands), block, strict=True))
+                computed = kernel.evaluate({**fixed, **parts})
                 for o in operands:
                     if o.is_written:
-                        arrays[o.name][...] = _saturated(computed[o.name], o.dtype)
+                        parts[o.name][...] = _saturated(computed[o.name], o.dtype)
 
 
 @functools.cache

@@ -312,7 +312,7 @@ def test_sources_compile(dtype, arch):
     for shape, strides in (((4096,), (1,)), ((64, 32), (64, 1)), ((7, 5, 3), (15, 3, 1)),
                            ((2**31, 5), (7, 1))):  # fmt: skip
         operands = [
-            elementwise_cuda.Operand(name, kind, name in "xbn", name in "yzn", 4096, strides)
+            elementwise_cuda.Operand(0, name, kind, name in "xbn", name in "yzn", 4096, strides)
             for name, kind in (("y", dtype), ("z", "bool"), ("n", "int64"), ("x", dtype),
                                ("b", "int32"))
         ]  # fmt: skip

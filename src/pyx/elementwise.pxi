@@ -110,6 +110,8 @@ cdef class ElementwiseCall:
     cdef Call call
     cdef list names
     cdef list written        # for each slot whether it is an output
+    cdef list order          # slots of outputs, then those of inputs
+    cdef dlk_walk way
 
     def __init__(self, str op, stream):
         self.call = Call(op, stream)
@@ -158,37 +160,62 @@ cdef class ElementwiseCall:
         self.written.append(True)
         return dtype_name(tensor.dtype)
 
-    def walk(self):
-        """The shape to walk; for each tensor, outputs first, its index among those that were added,
-        its address and its strides in elements."""
+    def arrange(self):
+        """Checks that the arrays fit together and lays out the way through them."""
         cdef const DLTensor* tensors[16]   # of DLK_WALK_TENSORS
         cdef const char* names[16]
-        cdef dlk_walk walk
         encoded = [name.encode() for name in self.names]
         outputs = [i for i, kind in enumerate(self.written) if kind is not False]
         inputs = [i for i, kind in enumerate(self.written) if kind is not True]
         if len(outputs) + len(inputs) > 16:
             raise ValueError(f"{self.call.op}: {len(outputs) + len(inputs)} arrays are given, "
                              "expected at most 16 (in place counts twice)")
-        for slot, i in enumerate(outputs + inputs):
+        self.order = outputs + inputs
+        for slot, i in enumerate(self.order):
             tensors[slot] = &self.call.slots[<int>i].tensor
             names[slot] = encoded[i]
-        walk.struct_size = sizeof(dlk_walk)
+        self.way.struct_size = sizeof(dlk_walk)
         op = self.call.op.encode()
         cdef const char* op_name = op
         cdef int32_t n_outputs = <int32_t>len(outputs), n_inputs = <int32_t>len(inputs)
         with nogil:
             self.call.status = dlk_elementwise_walk(op_name, n_outputs, n_inputs, tensors, names,
-                                                    &walk, &self.call.launch)
+                                                    &self.way, &self.call.launch)
         if self.call.status != DLK_SUCCESS:
             self.call.fail()
-        ndim = walk.ndim
-        operands = [
-            (i, <uintptr_t>tensors[slot].data + tensors[slot].byte_offset,
-             tuple([walk.strides[slot][d] for d in range(ndim)]))
-            for slot, i in enumerate(outputs + inputs)
-        ]
-        return tuple([walk.shape[d] for d in range(ndim)]), walk.numel, operands
+
+    def walk(self):
+        """After arrange(): the shape to walk; for each tensor, outputs first, its index among those
+        that were added, its address and its strides in elements."""
+        ndim = self.way.ndim
+        places = [(i, address, tuple([self.way.strides[slot][d] for d in range(ndim)]))
+                  for slot, (i, address) in enumerate(zip(self.order, self.addresses(self.order)))]
+        return tuple([self.way.shape[d] for d in range(ndim)]), self.way.numel, places
+
+    def signature(self):
+        """After arrange(): bytes that are the same for arrays that lie in the same way: device,
+        dtypes, extents, strides, and alignment to 16 bytes."""
+        cdef int64_t parts[16 * (3 + 2 * MAX_DIMS) + 1]
+        cdef const DLTensor* tensor
+        cdef int n = 1
+        parts[0] = self.call.first_tensor.device.device_id
+        for i in range(self.call.count):
+            tensor = &self.call.slots[i].tensor
+            parts[n] = tensor.dtype.code << 8 | tensor.dtype.bits
+            parts[n + 1] = tensor.ndim << 1 | (tensor.strides != NULL)
+            parts[n + 2] = (<uintptr_t>tensor.data + tensor.byte_offset) % 16
+            n += 3
+            memcpy(&parts[n], tensor.shape, tensor.ndim * sizeof(int64_t))
+            n += tensor.ndim
+            if tensor.strides != NULL:
+                memcpy(&parts[n], tensor.strides, tensor.ndim * sizeof(int64_t))
+                n += tensor.ndim
+        return (<char*>parts)[:n * sizeof(int64_t)]
+
+    def addresses(self, list order):
+        """Of the arrays with these indices."""
+        return [<uintptr_t>self.call.slots[<int>i].tensor.data
+                + self.call.slots[<int>i].tensor.byte_offset for i in order]
 
     @property
     def device(self):
@@ -199,9 +226,14 @@ cdef class ElementwiseCall:
     def stream(self):
         return <uintptr_t>self.call.launch.stream
 
+    @property
+    def is_explained(self):
+        """Whether explain() asked."""
+        return bool(self.call.launch.flags & DLK_LAUNCH_PLAN_ONLY)
+
     def explains(self, str implementation, str explanation):
         """Whether explain() asked: the plan is then told and nothing is to be run."""
-        if not self.call.launch.flags & DLK_LAUNCH_PLAN_ONLY:
+        if not self.is_explained:
             return False
         _explained.plans.append((self.call.op, implementation, explanation, 0, "", (), self.device,
                                  self.stream))
