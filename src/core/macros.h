@@ -8,7 +8,7 @@
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define DLK_HD __host__ __device__ __forceinline__
 #else
-#define DLK_HD inline
+#define DLK_HD inline __attribute__((always_inline))
 #endif
 
 #if defined(DLKERN_WITH_CUDA) || defined(DLKERN_WITH_HIP)
