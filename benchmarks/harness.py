@@ -144,6 +144,24 @@ class Timer:
         return start, stop
 
 
+class HostTimer(Timer):
+    """Times the host alone: how long a call keeps its caller while the GPU's queue has room."""
+
+    calls = 100
+
+    def _round(self, contenders: dict[str, Run]) -> dict[str, float]:
+        return {name: self._host_us(run) for name, run in contenders.items()}
+
+    def _host_us(self, run: Run) -> float:
+        start = time.perf_counter()
+        for _ in range(self.calls):
+            run()
+        us = 1e6 * (time.perf_counter() - start) / self.calls
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return us
+
+
 def copy_bandwidth(timer: Timer) -> float:
     """Bytes read and written per second by a plain copy, the roof of what is bound by memory."""
     size = COPY_BYTES[timer.device] // 2
@@ -332,6 +350,8 @@ class Options:
         Time others than dlkern.
     plot : path, optional
         A picture to draw of the results.
+    timer : type
+        What is timed: :class:`Timer` or :class:`HostTimer`.
     say : callable
         Receives what is to be read, line by line.
     begin : callable
@@ -344,6 +364,7 @@ class Options:
     out: Path = RESULTS
     rivals: bool = True
     plot: Path | None = None
+    timer: type[Timer] = Timer
     say: Callable[[str], None] = lambda line: print(line, flush=True)
     begin: Callable[[str], None] = lambda name: None
 
@@ -359,8 +380,9 @@ def measure(family: str, cases: Cases, options: Options) -> dict[str, Any]:
     if device == "cpu":
         torch.set_num_threads(dlkern.get_num_threads())
     before = load_before(RESULTS / device_name(device) / f"{family}.json")
-    timer = Timer(device, budget_s=0.2 if options.quick else 1.0)
-    copy_bps = copy_bandwidth(timer)
+    budget_s = 0.2 if options.quick else 1.0
+    timer = options.timer(device, budget_s)
+    copy_bps = copy_bandwidth(Timer(device, budget_s))
     meta = metadata(device) | {"copy_tbs": float(f"{copy_bps / 1e12:.5g}"), "quick": options.quick}
     options.say(f"# {family} on {meta['gpu']}: copy {meta['copy_tbs']} TB/s\n{HEADER}")
 
@@ -389,7 +411,7 @@ def measure(family: str, cases: Cases, options: Options) -> dict[str, Any]:
     return results
 
 
-def main(family: str, cases: Cases) -> None:
+def main(family: str, cases: Cases, timer: type[Timer] = Timer) -> None:
     """The command line of a bench file."""
     parser = argparse.ArgumentParser(description=f"Benchmarks of {family} against its rivals.")
     parser.add_argument(
@@ -401,7 +423,7 @@ def main(family: str, cases: Cases) -> None:
         "--out", type=Path, metavar="DIR", default=RESULTS, help="default: %(default)s"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the results")
-    measure(family, cases, Options(**vars(parser.parse_args())))
+    measure(family, cases, Options(**vars(parser.parse_args()), timer=timer))
 
 
 def results_json(meta: dict[str, Any], rows: list[dict[str, Any]]) -> str:

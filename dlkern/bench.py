@@ -43,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
                     only=options.only,
                     out=options.out,
                     rivals=options.rivals,
+                    timer=getattr(bench, "TIMER", harness.Timer),
                     plot=options.plot and _picture(options.plot, family, len(chosen)),
                     say=say,
                     begin=begin,
