@@ -33,6 +33,9 @@ class Adapter:
     allocates_by_api = True
     #: Called as check(where, array) before an array is used, to refuse what DLPack would hide.
     check: Any = None
+    #: Where most arrays need no check: the layout of such an array and the module whose
+    #: _current_level is negative outside forward-mode differentiation, both PyTorch's.
+    plain: tuple[Any, Any] | None = None
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -179,6 +182,7 @@ class _Torch(Adapter):
             )
         else:
             self.check = self._check
+            self.plain = torch.strided, torch.autograd.forward_ad
 
     def _check(self, where: str, tensor: Any) -> None:
         if tensor.requires_grad and self.torch.is_grad_enabled():

@@ -154,9 +154,9 @@ cdef class Call:
     cdef str first_name
     cdef bint explicit_stream    # the caller gave the stream
     cdef list outputs            # what result() returns
-    cdef list keep               # alive until the call is over
+    cdef object scratch          # the workspace, alive until the call is over
     cdef str first_keyword       # of the first output
-    cdef dict keywords           # C name of an output that the caller passed -> its keyword
+    cdef dict keywords           # C name of an output that the caller passed -> its keyword, or None
 
     def __cinit__(self, str op, stream):
         memset(&self.launch, 0, sizeof(dlk_launch))
@@ -171,8 +171,6 @@ cdef class Call:
             self.launch.stream = <void*>handle_of(stream)
         self.outputs = []
         self.first_keyword = "out"
-        self.keywords = {}
-        self.keep = []
         if dlk_explaining:
             self.launch.flags = DLK_LAUNCH_PLAN_ONLY
 
@@ -221,7 +219,7 @@ cdef class Call:
                 keyword = self.first_keyword
                 if self.outputs:
                     keyword = "out_" + name.removeprefix("save_").removeprefix("d")
-            self.keywords[name] = keyword
+            self.rename(name, keyword)
             tensor = self.add(keyword, out, True)
             self.outputs.append(out)
             return tensor
@@ -229,6 +227,13 @@ cdef class Call:
 
     cdef const DLTensor* output_like(self, str name, object out, const DLTensor* like) except NULL:
         return self.output(name, out, like.ndim, like.shape, like.dtype)
+
+    cdef int rename(self, str role, str keyword) except -1:
+        """Messages of C about `role` are to name `keyword`."""
+        if self.keywords is None:
+            self.keywords = {}
+        self.keywords[role] = keyword
+        return 0
 
     # ---- The run -----------------------------------------------------------------------------
 
@@ -247,7 +252,7 @@ cdef class Call:
         check(dlk_explain_last(&plan))
         bytes = plan.workspace_bytes
         tensor = self.allocate("workspace", 1, &bytes, dtype_named("uint8"))
-        self.keep.append(self.outputs.pop())
+        self.scratch = self.outputs.pop()
         self.launch.workspace = <char*>tensor.data + tensor.byte_offset
         self.launch.workspace_bytes = bytes
         return True
@@ -270,7 +275,7 @@ cdef class Call:
     cdef object fail(self):
         """C names an output by its role; the caller of the plain functions knows the keyword."""
         cdef str message = dlk_last_error().decode()
-        for role, keyword in self.keywords.items():
+        for role, keyword in (self.keywords or {}).items():
             head = f"{self.op}: {role}"
             if message.startswith(head) and not (message[len(head):] + " ")[0].isalnum():
                 message = f"{self.op}: {keyword}{message[len(head):]}"
@@ -314,7 +319,7 @@ cdef class Call:
     cdef const DLTensor* add(self, str name, object array, bint written) except NULL:
         cdef Framework framework = framework_of(array)
         cdef Slot* slot
-        if framework.checked:
+        if needs_check(framework, array):
             framework.adapter.check(f"{self.op}: {name}", array)
         slot = self.next_slot()
         if framework.api != NULL:

@@ -35,16 +35,28 @@ cdef class Framework:
     cdef const DLPackExchangeAPI* api
     cdef bint checked      # the adapter wants to look at each array before it is used
     cdef bint numpy
+    cdef object strided    # torch.strided, for PyTorch's own classes
+    cdef object forward_ad
 
     def __cinit__(self, cls):
         self.adapter = _adapter_of(cls)
         self.checked = self.adapter.check is not None
+        self.strided, self.forward_ad = self.adapter.plain or (None, None)
         self.numpy = self.adapter.name == "numpy"
         self.api = NULL
         capsule = getattr(cls, "__dlpack_c_exchange_api__", None)
         if capsule is not None and self.adapter.trusts_exchange_api:
             self.api = find_api(
                 <const DLPackExchangeAPI*>PyCapsule_GetPointer(capsule, "dlpack_exchange_api"))
+
+
+cdef inline bint needs_check(Framework framework, object array) except -1:
+    """Whether the adapter has to look at the array: it looks at few of PyTorch's."""
+    if not framework.checked:
+        return False
+    if framework.strided is None or array.requires_grad or array.layout is not framework.strided:
+        return True
+    return array.is_neg() or framework.forward_ad._current_level >= 0
 
 
 cdef const DLPackExchangeAPI* find_api(const DLPackExchangeAPI* api) noexcept:

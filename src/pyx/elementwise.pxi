@@ -56,7 +56,7 @@ cdef Call gradient_call(dy, str summand, shape, out, stream):
         if isinstance(shape, (tuple, list)):
             ndim = min(len(shape), tdy.ndim)
         extents_of(call, summand + "_shape", shape, ndim, extents)
-        call.keywords["da.shape"] = summand + "_shape"
+        call.rename("da.shape", summand + "_shape")
     call.output("da", out, ndim, extents, tdy.dtype)
     return call
 

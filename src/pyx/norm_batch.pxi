@@ -78,7 +78,7 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, residual, ac
     cdef const DLTensor* tmean = call.optional_inout("running_mean", running_mean)
     cdef const DLTensor* tvar = call.optional_inout("running_var", running_var)
     cdef const DLTensor* tcount = call.optional_inout("num_batches_tracked", num_batches_tracked)
-    call.keywords["num_batches"] = "num_batches_tracked"
+    call.rename("num_batches", "num_batches_tracked")
     cdef dlk_batch_norm_params params = batch_params(call, tx, layout, eps, activation)
     if momentum is None:
         if running_mean is not None and tcount == NULL:

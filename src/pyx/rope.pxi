@@ -41,7 +41,7 @@ def rope(x, bint backward, cos, sin, positions, offset, base, rotary_dim, bint i
         # The C function names the only one of a list.
         ty.data[0] = call.output(f"{result_name}[0]", out, tx.data[0].ndim, tx.data[0].shape,
                                  tx.data[0].dtype, "out")
-        call.keywords[f"{name}[0]"] = name
+        call.rename(f"{name}[0]", name)
     else:
         if out is not None and (not isinstance(out, (list, tuple)) or len(out) != tx.count):
             raise ValueError(f"{call.op}: out is {type(out).__name__}, expected a list of "
