@@ -222,7 +222,8 @@ def _offsets(layout: Layout, count: int) -> str:
     index = "long long" if layout.wide else "int"
     body = [f"{index} r;"] if layout.ndim > 1 else []
     for d in range(layout.ndim - 1, 0, -1):
-        quotient = f"i / n{d}" if layout.wide else f"static_cast<int>((u64(u32(i)) * m{d}) >> s{d})"
+        upper = f"__umulhi(i, static_cast<u32>(m{d}))"
+        quotient = f"i / n{d}" if layout.wide else f"static_cast<int>({upper} >> s{d})"
         body += [f"const {index} q{d} = {quotient};", f"r = i - q{d} * static_cast<{index}>(n{d});"]
         body += [f"at[{n}] += r * static_cast<{index}>(stride{n}_{d});" for n in range(count)]
         body.append(f"i = q{d};")
@@ -261,8 +262,8 @@ def source_of(
     count, width, items = len(operands), layout.width, items_of(layout, operands)
     flat = layout.way == "flat"
     index = "long long" if flat or layout.wide else "int"
-    at = "" if flat else f"{index} at[{count}]; offsets(first, at);"
-    where = [("first" if flat else f"at[{n}]") for n in range(count)]
+    at = "" if flat else "offsets(first, at[i]);"
+    where = [("first" if flat else f"at[i][{n}]") for n in range(count)]
     reads = [n for n, o in enumerate(operands) if o.is_read]
     writes = [n for n, o in enumerate(operands) if o.is_written]
 
@@ -286,6 +287,7 @@ def source_of(
         "  const long long block = static_cast<long long>(blockIdx.x) * (kThreads * W * kItems);",
         "  const bool whole = block + kThreads * W * kItems <= numel;",
         *(f"  Pack<{_CPP[operands[n].dtype]}, W> in{n}[kItems];" for n in reads),
+        "" if flat else f"  {index} at[kItems][{count}];",
         "#pragma unroll",
         "  for (int i = 0; i < kItems; ++i) {",
         "    const long long first = block + (i * kThreads + static_cast<int>(threadIdx.x)) * W;",
@@ -322,7 +324,7 @@ def source_of(
         value = f"v_{operands[n].name}"
         cast = f"{value} != 0" if type == "bool" else f"static_cast<{type}>({value})"
         lines.append(f"      to{n}[k] = {cast};")
-    lines += ["    }", f"    {at}"]
+    lines.append("    }")
     for n in writes:
         storage, type = _CPP[operands[n].dtype], TYPES[COMPUTED[operands[n].dtype]]
         lines += [
@@ -343,9 +345,12 @@ def source_of(
 
 
 def divisor(n: int) -> tuple[int, int]:
-    """Multiplier and shift that divide positions below 2^31 by n < 2^31 (src/core/fast_div.h)."""
+    """Multiplier and shift that divide positions below 2^31 by n, where 1 < n < 2^31.
+
+    The quotient is the upper half of the product, shifted; see src/core/fast_div.h.
+    """
     shift = 31 + (n - 1).bit_length()
-    return -(-(1 << shift) // n), shift
+    return -(-(1 << shift) // n), shift - 32
 
 
 def arguments_of(shape: tuple[int, ...], layout: Layout, operands: list[Operand]) -> list[int]:

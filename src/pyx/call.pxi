@@ -156,7 +156,7 @@ cdef class Call:
     cdef list outputs            # what result() returns
     cdef object scratch          # the workspace, alive until the call is over
     cdef str first_keyword       # of the first output
-    cdef dict keywords           # C name of an output that the caller passed -> its keyword, or None
+    cdef dict keywords           # C name of an output -> the keyword that was passed, or None
 
     def __cinit__(self, str op, stream):
         memset(&self.launch, 0, sizeof(dlk_launch))
