@@ -9,6 +9,7 @@
 #include "cpu/prims/any_dtype.h"
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/spans.h"
+#include "cpu/prims/transpose.h"
 
 namespace dlkern {
 namespace {
@@ -16,37 +17,6 @@ namespace {
 using namespace cpu;
 
 constexpr int64_t kTileBytes = 128;  // of a side
-
-// 16 bytes of items, and the interleaving of the lower or upper halves of two of them.
-template <class T>
-struct Lane {
-  static constexpr int kItems = 16 / sizeof(T);
-  typedef T Vector __attribute__((vector_size(16)));
-
-  template <bool kUpper>
-  static Vector interleave(Vector a, Vector b) {
-    return [&]<int... I>(std::integer_sequence<int, I...>) {
-      return __builtin_shufflevector(a, b, (I / 2 + (kUpper ? kItems / 2 : 0) + I % 2 * kItems)...);
-    }(std::make_integer_sequence<int, kItems>{});
-  }
-};
-
-// to[r * to_row + c] = from[c * from_column + r] for a square of 16 bytes a side, in registers.
-template <class T>
-void transpose_square(const T* from, int64_t from_column, T* to, int64_t to_row) {
-  using L = Lane<T>;
-  constexpr int n = L::kItems;
-  typename L::Vector v[n], next[n];
-  for (int c = 0; c < n; ++c) std::memcpy(&v[c], from + c * from_column, 16);
-  for (int stage = 1; stage < n; stage *= 2) {
-    for (int c = 0; c < n / 2; ++c) {
-      next[2 * c] = L::template interleave<false>(v[c], v[c + n / 2]);
-      next[2 * c + 1] = L::template interleave<true>(v[c], v[c + n / 2]);
-    }
-    std::copy_n(next, n, v);
-  }
-  for (int r = 0; r < n; ++r) std::memcpy(to + r * to_row, &v[r], 16);
-}
 
 template <class T>
 void copy_items(const T* from, T* to, const Transposition& t, int64_t rows, int64_t columns) {
@@ -67,19 +37,11 @@ void copy_items(const T* from, T* to, const Transposition& t, int64_t rows, int6
 
 template <class T>
 void transpose_tile(const T* from, T* to, const Transposition& t, int64_t rows, int64_t columns) {
-  constexpr int64_t n = Lane<T>::kItems;
-  const bool vector = t.x_row == 1 && t.y_column == 1;
-  const int64_t whole_rows = vector ? rows / n * n : 0;
-  const int64_t whole_columns = vector ? columns / n * n : 0;
-  for (int64_t r = 0; r < whole_rows; r += n) {
-    for (int64_t c = 0; c < whole_columns; c += n) {
-      transpose_square(from + c * t.x_column + r, t.x_column, to + r * t.y_row + c, t.y_row);
-    }
+  if (t.x_row == 1 && t.y_column == 1) {
+    transpose_block(from, t.x_column, to, t.y_row, rows, columns);
+  } else {
+    copy_items(from, to, t, rows, columns);
   }
-  copy_items(from + whole_columns * t.x_column, to + whole_columns * t.y_column, t, rows,
-             columns - whole_columns);
-  copy_items(from + whole_rows * t.x_row, to + whole_rows * t.y_row, t, rows - whole_rows,
-             whole_columns);
 }
 
 template <class T>

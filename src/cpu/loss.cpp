@@ -128,7 +128,7 @@ void losses_of_rows(const CrossEntropyForward& p, const Rows<T>& rows, Accumulat
 
 // Of the rows of a tile whose sums of exponentials are sum[]; uses its work space 1.
 template <class T, class Acc>
-void losses_of_tile(const Rows<T>& rows, RowTile<Acc>& tile, int64_t first, const Acc* sum,
+void losses_of_tile(const Rows<T>& rows, RowTile<T>& tile, int64_t first, const Acc* sum,
                     Acc* loss) {
   const Acc *w = rows.weights.of_class.data(), *spread = nullptr;
   if (rows.smoothing != 0) {
@@ -144,12 +144,11 @@ void losses_of_tile(const Rows<T>& rows, RowTile<Acc>& tile, int64_t first, cons
 
 template <class T>
 void losses_of_tiles(const CrossEntropyForward& p, const Rows<T>& rows, Accumulator<T>* loss) {
-  using Acc = Accumulator<T>;
   const int64_t n = rows.classes;
   const auto tiles = tiles_of(make_index<1>({&p.logits}, ~(1u << p.axis)), n);
   const int64_t grain = kGrain / ((n + 1) * tiles.size() + 1);
   parallel_for(tiles.count(), grain, [&](int64_t begin, int64_t end) {
-    RowTile<Acc> tile(n, tiles.size());
+    RowTile<T> tile(n, tiles.size());
     for (int64_t i = begin; i < end; ++i) {
       const auto block = tiles[i];
       tile.load(p.logits.as<const T>() + block.at[0], p.logits.strides[p.axis], tiles.stride(0),
@@ -250,8 +249,9 @@ void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows, Accu
   const Acc* w = rows.weights.of_class.data();
   parallel_for(
       tiles.count(), kGrain / ((n + 1) * tiles.size() + 1), [&](int64_t begin, int64_t end) {
-        RowTile<Acc> tile(n, tiles.size());
-        std::vector<Acc> scratch(tiles.size()), spread(tiles.size()), hit(tiles.size());
+        RowTile<T> tile(n, tiles.size());
+        TileOutput<T> result(n, tiles.size());
+        std::vector<Acc> spread(tiles.size()), hit(tiles.size());
         std::vector<int32_t> label(tiles.size());  // -1: ignored
         for (int64_t i = begin; i < end; ++i) {
           const auto block = tiles[i];
@@ -270,18 +270,17 @@ void gradients_of_tiles(const CrossEntropyBackward& p, const Rows<T>& rows, Accu
           }
           const Acc *m = tile.max.data(), *s = spread.data(), *h = hit.data();
           const int32_t* t = label.data();
+          result.open(p.dlogits.as<T>() + block.at[1], stride, tiles.stride(1), block.n);
           for (int64_t c = 0; c < n; ++c) {
-            const Acc* x = tile.element[c];
-            T* dst = p.dlogits.as<T>() + block.at[1] + c * stride;
-            Acc* out = begin_span(dst, tiles.stride(1), scratch.data());
-            const Acc weight = w[c];
-            DLK_SIMD
-            for (int64_t r = 0; r < block.n; ++r) {
-              const Acc own = t[r] == c ? h[r] : Acc(0);
-              const Acc v = exp_fast(x[r] - m[r]) * factor[r] - s[r] * weight - own;
-              out[r] = t[r] < 0 ? Acc(0) : v;
-            }
-            finish_span(out, dst, tiles.stride(1), block.n);
+            const Acc *x = tile.element[c], weight = w[c];
+            result.put(c, [&](Acc* out) {
+              DLK_SIMD
+              for (int64_t r = 0; r < block.n; ++r) {
+                const Acc own = t[r] == c ? h[r] : Acc(0);
+                const Acc v = exp_fast(x[r] - m[r]) * factor[r] - s[r] * weight - own;
+                out[r] = t[r] < 0 ? Acc(0) : v;
+              }
+            });
           }
         }
       });

@@ -139,6 +139,8 @@ class SoftTile {
       : rows_(rows),
         tiles_(tiles),
         logits_(rows.classes, tiles.size()),
+        labels_(rows.classes, tiles.size()),
+        result_(rows.classes, tiles.size()),
         q_(rows.classes * tiles.size()),
         all_(tiles.size()),
         below_(tiles.size()),
@@ -156,14 +158,14 @@ class SoftTile {
   void load(const typename Blocks<Rows::kTensors>::Block& block) {
     logits_.load(rows_.logits(block.at[Rows::kLogits]), rows_.stride[Rows::kLogits],
                  tiles_.stride(Rows::kLogits), block.n);
+    labels_.load(rows_.labels(block.at[Rows::kLabels]), rows_.stride[Rows::kLabels],
+                 tiles_.stride(Rows::kLabels), block.n);
     const Acc keep = rows_.keep, share = rows_.share;
     for (int64_t c = 0; c < rows_.classes; ++c) {
+      const Acc *t = labels_[c], w = rows_.weight[c];
       Acc* q = of_class(c);
-      load_span(rows_.labels(block.at[Rows::kLabels]) + c * rows_.stride[Rows::kLabels],
-                tiles_.stride(Rows::kLabels), block.n, q);
-      const Acc w = rows_.weight[c];
       DLK_SIMD
-      for (int64_t r = 0; r < block.n; ++r) q[r] = w * (keep * q[r] + share);
+      for (int64_t r = 0; r < block.n; ++r) q[r] = w * (keep * t[r] + share);
     }
     sum_elements(rows_.classes, block.n, all_.data(), work_.data(), [&](int64_t c, Acc* to) {
       const Acc* q = of_class(c);
@@ -189,23 +191,25 @@ class SoftTile {
       scale[r] = rows_.scale(block.first + r);
       factor[r] = rows_.factor(scale[r], m[r], sum[r], all_[r]);
     }
+    result_.open(rows_.gradient(block.at[Rows::kGradient]), rows_.stride[Rows::kGradient],
+                 tiles_.stride(Rows::kGradient), block.n);
     for (int64_t c = 0; c < rows_.classes; ++c) {
       const Acc *q = of_class(c), *x = logits_.element[c];
-      const int64_t stride = tiles_.stride(Rows::kGradient);
-      T* dst = rows_.gradient(block.at[Rows::kGradient]) + c * rows_.stride[Rows::kGradient];
-      Acc* out = begin_span(dst, stride, work_.data());
-      DLK_SIMD
-      for (int64_t r = 0; r < block.n; ++r) {
-        out[r] = exp_fast(x[r] - m[r]) * factor[r] - scale[r] * q[r];
-      }
-      finish_span(out, dst, stride, block.n);
+      result_.put(c, [&](Acc* out) {
+        DLK_SIMD
+        for (int64_t r = 0; r < block.n; ++r) {
+          out[r] = exp_fast(x[r] - m[r]) * factor[r] - scale[r] * q[r];
+        }
+      });
     }
   }
   Acc* of_class(int64_t c) { return q_.data() + c * logits_.rows; }
 
   Rows& rows_;
   const Blocks<Rows::kTensors>& tiles_;
-  RowTile<Acc> logits_;
+  RowTile<T> logits_;
+  TileInput<U, Acc> labels_;
+  TileOutput<T> result_;
   std::vector<Acc> q_;                    // [class][row]
   std::vector<Acc> all_, below_, scale_;  // of the rows
   std::vector<Acc> work_;

@@ -70,8 +70,8 @@ void forward_tiles(const SoftmaxForward& p) {
   const auto tiles = tiles_of(make_index<2>({&p.x, &p.y}, ~(1u << p.axis)), n);
   parallel_for(tiles.count(), kGrainElements / ((n + 1) * tiles.size() + 1),
                [&](int64_t begin, int64_t end) {
-                 RowTile<Acc> tile(n, tiles.size());
-                 std::vector<Acc> scratch(tiles.size());
+                 RowTile<T> tile(n, tiles.size());
+                 TileOutput<T> result(n, tiles.size());
                  for (int64_t i = begin; i < end; ++i) {
                    const auto block = tiles[i];
                    tile.load(p.x.as<T>() + block.at[0], p.x.strides[p.axis], tiles.stride(0),
@@ -80,20 +80,20 @@ void forward_tiles(const SoftmaxForward& p) {
                    for (int64_t r = 0; r < block.n; ++r)
                      of_row[r] = p.log ? std::log(of_row[r]) : 1 / of_row[r];
                    const Acc* m = tile.max.data();
+                   result.open(p.y.as<T>() + block.at[1], stride, tiles.stride(1), block.n);
                    for (int64_t k = 0; k < n; ++k) {
                      const Acc* x = tile.element[k];
-                     T* dst = p.y.as<T>() + block.at[1] + k * stride;
-                     Acc* out = begin_span(dst, tiles.stride(1), scratch.data());
-                     if (p.log) {
-                       DLK_SIMD
-                       for (int64_t r = 0; r < block.n; ++r)
-                         out[r] = (x[r] - m[r]) * scale - of_row[r];
-                     } else {
-                       DLK_SIMD
-                       for (int64_t r = 0; r < block.n; ++r)
-                         out[r] = exp_fast((x[r] - m[r]) * scale) * of_row[r];
-                     }
-                     finish_span(out, dst, tiles.stride(1), block.n);
+                     result.put(k, [&](Acc* out) {
+                       if (p.log) {
+                         DLK_SIMD
+                         for (int64_t r = 0; r < block.n; ++r)
+                           out[r] = (x[r] - m[r]) * scale - of_row[r];
+                       } else {
+                         DLK_SIMD
+                         for (int64_t r = 0; r < block.n; ++r)
+                           out[r] = exp_fast((x[r] - m[r]) * scale) * of_row[r];
+                       }
+                     });
                    }
                  }
                });
@@ -197,27 +197,27 @@ void backward_tiles(const SoftmaxBackward& p) {
       tiles.count(), kGrainElements / ((n + 1) * tiles.size() + 1),
       [&](int64_t begin, int64_t end) {
         const int64_t size = tiles.size();
-        std::vector<Acc> sum(size), part(kLanes * size), g_buffer(size), y_buffer(size),
-            scratch(size);
+        TileInput<T> dy(n, size), of_y(n, size);
+        TileOutput<T> result(n, size);
+        std::vector<Acc> sum(size), part(kLanes * size);
         for (int64_t i = begin; i < end; ++i) {
           const auto block = tiles[i];
-          const auto span = [&](const Tensor& t, int which, int64_t k, Acc* buffer) {
-            const T* src = t.as<T>() + block.at[which] + k * t.strides[p.axis];
-            return read_span(src, tiles.stride(which), block.n, buffer);
-          };
+          dy.load(p.dy.as<T>() + block.at[0], p.dy.strides[p.axis], tiles.stride(0), block.n);
+          of_y.load(p.y.as<T>() + block.at[1], p.y.strides[p.axis], tiles.stride(1), block.n);
           sum_elements(n, block.n, sum.data(), part.data(), [&](int64_t k, Acc* to) {
-            const Acc *g = span(p.dy, 0, k, g_buffer.data()), *y = span(p.y, 1, k, y_buffer.data());
+            const Acc *g = dy[k], *y = of_y[k];
             DLK_SIMD
             for (int64_t r = 0; r < block.n; ++r) to[r] += summand<kLog>(g[r], y[r]);
           });
+          result.open(p.dx.as<T>() + block.at[2], stride, tiles.stride(2), block.n);
           for (int64_t k = 0; k < n; ++k) {
-            const Acc *g = span(p.dy, 0, k, g_buffer.data()), *y = span(p.y, 1, k, y_buffer.data());
-            T* dst = p.dx.as<T>() + block.at[2] + k * stride;
-            Acc* out = begin_span(dst, tiles.stride(2), scratch.data());
-            const Acc* s = sum.data();
-            DLK_SIMD
-            for (int64_t r = 0; r < block.n; ++r) out[r] = gradient<kLog>(g[r], y[r], s[r], scale);
-            finish_span(out, dst, tiles.stride(2), block.n);
+            const Acc *g = dy[k], *y = of_y[k], *s = sum.data();
+            result.put(k, [&](Acc* out) {
+              DLK_SIMD
+              for (int64_t r = 0; r < block.n; ++r) {
+                out[r] = gradient<kLog>(g[r], y[r], s[r], scale);
+              }
+            });
           }
         }
       });
