@@ -68,16 +68,16 @@ SetBackward sets_of(const BatchNormBackward& p) {
 constexpr Impl<BatchNormTraining> kTraining[] = {
     forward_impl<kSetsOfPlanes, BatchNormTraining, sets_of>("planes"),
     forward_impl<kSetsOfColumns, BatchNormTraining, sets_of>("columns"),
-    forward_impl<kSetsAnyStrides, BatchNormTraining, sets_of>("any_strides"),
+    forward_impl<kSetsOfStreams, BatchNormTraining, sets_of>("streams"),
 };
 constexpr Impl<BatchNormInference> kInference[] = {
     forward_impl<kSetsOfColumns, BatchNormInference, sets_of>("columns"),
-    forward_impl<kSetsAnyStrides, BatchNormInference, sets_of>("any_strides"),
+    forward_impl<kSetsOfStreams, BatchNormInference, sets_of>("streams"),
 };
 constexpr Impl<BatchNormBackward> kBackward[] = {
     backward_impl<kSetsOfPlanes, BatchNormBackward, sets_of>("planes"),
     backward_impl<kSetsOfColumns, BatchNormBackward, sets_of>("columns"),
-    backward_impl<kSetsAnyStrides, BatchNormBackward, sets_of>("any_strides"),
+    backward_impl<kSetsOfStreams, BatchNormBackward, sets_of>("streams"),
 };
 
 }  // namespace

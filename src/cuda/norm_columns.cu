@@ -1,153 +1,189 @@
-// Batch norm where channels are neighbours (NHWC): columns of 16 bytes.
+// Batch and group norm in passes where channels are neighbours (NHWC): columns of 16 bytes.
 //
-// Layout: x is [rows, C]. A block of 256 threads takes `width` neighbouring pieces of 16 bytes of a
-// row and 256 / width rows at a time; a thread stays with its piece, so that its channels' factors
-// are in registers. The rows are cut into splits, one for each block. Three launches: partial
-// results of the splits, their merge (a warp for each channel), and the element-wise pass, which
-// walks the rows backwards: those read last are still in the L2 cache. Bound by memory.
-// Statistics by groups of rows, merged by Chan's formula, of x minus the channel's first value.
-// Sums in float32 (float64 for float64), in an order that the shape and the GPU decide.
+// Layout: x is [samples, rows, C] (batch norm: where possible one sample). A block takes `width`
+// neighbouring pieces of 16 bytes of a row and `height` rows at a time; a thread stays with its piece.
+// Algorithm: partial moments or sums of splits of the rows, their merge (norm_merge.cu), and the
+// element-wise pass, 4 rows of each thread. Moments of x minus the thread's first value: that is one
+// of those whose deviations are summed, so that what cancels is at most the number of a thread's rows
+// times the result. Bound by memory. What is summed in which order follows from the shape of a sample.
+// Sums in float32 (float64 for float64).
 //
 // Reference: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983.
+#include "core/fast_div.h"
+#include "cuda/norm_passes.cuh"
 #include "cuda/norm_pieces.cuh"
 
 namespace dlkern::gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kRows = 4;  // of a thread whose loads are on their way together
+constexpr int kSumThreads = 256;    // of the blocks that sum
+constexpr int kApplyThreads = 128;  // of the element-wise pass: many small blocks
+constexpr int kRows = 4;            // of a thread whose loads are on their way together
+constexpr int kMostWidth = 32;
+// Splits of the rows that are summed: at least 16 rows of a thread while those are few splits, 32, or
+// more.
+constexpr int kFewRows = 16, kManyRows = 32;
+constexpr int kFewSplits = 128, kMostSplits = 1024;
 
-// How [rows, C] is shared out.
-struct Columns {
-  int64_t rows, channels;
-  int width;           // pieces of a block's rows
-  int height;          // rows of a block at a time
-  int64_t slabs;       // of `width` pieces
-  int64_t splits;      // of the rows
-  int64_t split_rows;  // of a split
-
-  int64_t blocks() const { return slabs * splits; }
-};
-
-Columns share_out(int64_t rows, int64_t channels, int piece) {
-  Columns c{rows, channels};
-  const int64_t pieces = ceil_div(channels, piece);
-  c.slabs = ceil_div(pieces, kThreads);
-  c.width = static_cast<int>(ceil_div(pieces, c.slabs));
-  c.height = kThreads / c.width;
-  const int64_t wanted = std::max<int64_t>(4 * multiprocessor_count() / c.slabs, 1);
-  const int64_t worth = ceil_div(rows, kRows * c.height);
-  c.splits = std::clamp<int64_t>(wanted, 1, worth);
-  c.split_rows = ceil_div(rows, c.splits);
-  c.splits = ceil_div(rows, c.split_rows);
-  return c;
-}
-
-// One of the N tensors: rows of neighbours.
+// One of the tensors: samples of rows of neighbours.
 template <class T>
 struct Rows {
   T* data;
-  int64_t stride;  // in elements
-  int align;       // bytes of an access
+  int64_t sample_stride, stride;  // in elements
+  int align;                      // bytes of an access
+};
+
+// How [samples, rows, C] is shared out.
+struct Columns {
+  int64_t samples, rows, channels;
+  bool batch;          // sets are channels
+  FastDiv width;       // pieces of a block's rows
+  int height;          // rows of a block at a time
+  FastDiv slabs;       // of `width` pieces
+  FastDiv splits;      // of the rows
+  int64_t split_rows;  // of a split
+
+  // Blocks of so many threads, each of which takes so many rows at least.
+  void share_out(int threads, int piece, int thread_rows, int64_t most_splits) {
+    const int64_t pieces = ceil_div(channels, piece), count = ceil_div(pieces, kMostWidth);
+    slabs = FastDiv(count);
+    width = FastDiv(ceil_div(pieces, count));
+    height = static_cast<int>(threads / width.divisor());
+    const int64_t least = ceil_div(rows, most_splits * height);
+    split_rows = height * std::max<int64_t>(least, thread_rows);
+    splits = FastDiv(ceil_div(rows, split_rows));
+  }
+  void share_out_sums(int piece) {
+    share_out(kSumThreads, piece, kFewRows, rows);
+    if (splits.divisor() > kFewSplits) share_out(kSumThreads, piece, kManyRows, kMostSplits);
+  }
+  void share_out_elements(int piece) { share_out(kApplyThreads, piece, kRows, rows); }
+  int64_t blocks() const { return samples * splits.divisor() * slabs.divisor(); }
+  int64_t parts() const { return splits.divisor() * (batch ? samples : 1); }  // of a column
 };
 
 // The pieces of a thread.
 template <class T>
 struct ColumnPieces {
+  static constexpr int kE = kPiece<T>;
+  const Columns& columns;
+  int64_t sample, split, slab_channel;
   int64_t channel;  // of the first element
   int count;        // channels; 0: none
-  int64_t split;
-  int row;             // of the block's rows at a time
-  int64_t first, end;  // rows
-  int step;
+  int row;          // of the block's rows at a time
+  int column;       // of the block's pieces
+  int64_t first;    // row
+  int64_t rows;     // of the split, from there on
+  int block_rows;
 
-  __device__ __forceinline__ explicit ColumnPieces(const Columns& c) {
-    const int64_t slab = blockIdx.x % c.slabs;
-    split = blockIdx.x / c.slabs;
-    row = threadIdx.x / c.width;
-    channel = (slab * c.width + (threadIdx.x - row * c.width)) * kPiece<T>;
+  __device__ __forceinline__ explicit ColumnPieces(const Columns& c) : columns(c) {
+    const int64_t block = blockIdx.x, group = c.slabs(block);
+    sample = c.splits(group);
+    split = group - sample * c.splits.divisor();
+    const int width = static_cast<int>(c.width.divisor());
+    row = c.width.quick(threadIdx.x);
+    column = threadIdx.x - row * width;
+    slab_channel = (block - group * c.slabs.divisor()) * width * kE;
+    channel = slab_channel + column * kE;
     const int64_t left = c.channels - channel;
     const bool inside = row < c.height && left > 0;
-    count = !inside ? 0 : left < kPiece<T> ? static_cast<int>(left) : kPiece<T>;
-    first = split * c.split_rows + row;
-    end = min(c.rows, (split + 1) * c.split_rows);
-    if (!inside) end = first = 0;
-    step = c.height;
+    count = !inside ? 0 : left < kE ? static_cast<int>(left) : kE;
+    const int64_t begin = split * c.split_rows;
+    block_rows = static_cast<int>(min(c.rows - begin, c.split_rows));
+    first = begin + row;
+    rows = inside ? block_rows - row : 0;
   }
-  // f(row, number of rows) for groups of kRows rows, `step` apart, from the first or from the last.
-  template <bool kBackwards, class F>
-  __device__ __forceinline__ void for_groups(F&& f) const {
-    const int64_t stride = int64_t{kRows} * step;
-    const int64_t groups = end > first ? (end - first + stride - 1) / stride : 0;
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t r = first + (kBackwards ? groups - 1 - g : g) * stride;
-      f(r, r + (kRows - 1) * step < end ? kRows : static_cast<int>((end - 1 - r) / step) + 1);
-    }
+  __device__ __forceinline__ int64_t of(int64_t sample_, int64_t channel_) const {
+    return columns.batch ? channel_ : sample_ * columns.channels + channel_;
   }
-  // Pieces of so many rows; all loads are on their way before the first is waited for.
-  __device__ __forceinline__ void load(const Rows<const T>& t, int64_t r, int rows,
+  __device__ __forceinline__ int64_t entry(int64_t c) const {
+    const int64_t splits = columns.splits.divisor();
+    const int64_t at = columns.batch ? c * columns.samples + sample : sample * columns.channels + c;
+    return at * splits + split;
+  }
+  // How many of the thread's rows from number r on there are, up to kRows.
+  __device__ __forceinline__ int rows_from(int64_t r) const {
+    return rows <= r ? 0
+                     : static_cast<int>(min((rows - r - 1) / columns.height + 1, int64_t{kRows}));
+  }
+  template <class U>
+  __device__ __forceinline__ U* at(const Rows<U>& t, int64_t r) const {
+    return t.data + sample * t.sample_stride + (first + r) * t.stride + channel;
+  }
+  // Pieces of `some` rows from the thread's row first + r on; all loads are on their way before the
+  // first is waited for.
+  __device__ __forceinline__ void load(const Rows<const T>& t, int64_t r, int some,
                                        Piece<T> (&piece)[kRows]) const {
-    const T* p = t.data + r * t.stride + channel;
-    if (rows == kRows && count == kPiece<T> && t.align == 16) {
+    const T* p = at(t, r);
+    const int64_t step = columns.height * t.stride;
+    if (t.align == 16 && (count == kE || count == 0)) {
 #pragma unroll
       for (int k = 0; k < kRows; ++k) {
-        piece[k] = load_piece(p + k * step * t.stride, kPiece<T>, 16);
+        piece[k] = Piece<T>{};
+        load_words(k < some, p + k * step, piece[k].word);
       }
-      return;
-    }
+    } else {
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      piece[k] = load_piece(p + k * step * t.stride, k < rows ? count : 0, t.align);
+      for (int k = 0; k < kRows; ++k) {
+        piece[k] = load_piece(p + k * step, k < some ? count : 0, t.align);
+      }
     }
   }
   __device__ __forceinline__ void store(const Rows<T>& t, int64_t r, const Piece<T>& piece) const {
-    store_piece(t.data + r * t.stride + channel, piece, count, t.align);
+    store_piece(at(t, r), piece, count, t.align);
   }
-  // The factors of the thread's channels.
   template <class F>
   __device__ __forceinline__ void for_channels(F&& f) const {
 #pragma unroll
-    for (int e = 0; e < kPiece<T>; ++e) {
+    for (int e = 0; e < kE; ++e) {
       if (e < count) f(e, channel + e);
     }
   }
+  template <class Acc>
+  __device__ __forceinline__ void coefficients(const Coefficients<Acc>& from, int kind,
+                                               Acc (&v)[kE]) const {
+    const Acc* p = &from.at(kind, of(sample, channel));
+    if (columns.channels % kE == 0) {
+      if (count == 0) return;
+#pragma unroll
+      for (int e = 0; e < kE; e += kPiece<Acc>) {
+        const Vec<Acc, kPiece<Acc>> some = load_vec<kPiece<Acc>>(p + e);
+#pragma unroll
+        for (int i = 0; i < kPiece<Acc>; ++i) v[e + i] = some.v[i];
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < kE; ++e) v[e] = e < count ? p[e] : Acc(0);
+    }
+  }
+  // The sums over a block's rows of K values for each channel: f(channel, sums), once for each.
+  // values(k, e) is the thread's; all threads of the block must call it.
+  template <int K, class Acc, class Values, class F>
+  __device__ __forceinline__ void sum_rows(Acc* shared, Values&& values, F&& f) const {
+    const int wide = static_cast<int>(columns.width.divisor()) * kE;
+    __syncthreads();  // the previous call's reads are over
+    if (row < columns.height) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+#pragma unroll
+        for (int e = 0; e < kE; ++e) {
+          shared[(row * K + k) * wide + column * kE + e] = values(k, e);
+        }
+      }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < wide; i += kSumThreads) {
+      Acc sums[K] = {};
+      for (int r = 0; r < columns.height; ++r) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) sums[k] += shared[(r * K + k) * wide + i];
+      }
+      if (slab_channel + i < columns.channels) f(slab_channel + i, sums);
+    }
+  }
 };
-
-// The sums over a block's rows of K values for each channel: f(channel, sums), once for each.
-// values(k, e) is the thread's; all threads of the block must call it.
-template <int K, class T, class Values, class F>
-__device__ __forceinline__ void sum_rows_of_block(const Columns& c, Accumulator<T>* shared,
-                                                  Values&& values, F&& f) {
-  using Acc = Accumulator<T>;
-  constexpr int kE = kPiece<T>;
-  const int channels = c.width * kE;
-  const int row = threadIdx.x / c.width, column = threadIdx.x - row * c.width;
-  __syncthreads();  // the previous call's reads are over
-  if (row < c.height) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-#pragma unroll
-      for (int e = 0; e < kE; ++e)
-        shared[(row * K + k) * channels + column * kE + e] = values(k, e);
-    }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < channels; i += kThreads) {
-    Acc sums[K] = {};
-    for (int r = 0; r < c.height; ++r) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) sums[k] += shared[(r * K + k) * channels + i];
-    }
-    f(i, sums);
-  }
-}
 
 // ---- Forward -----------------------------------------------------------------------------------
-
-template <class Acc>
-struct Affine {  // z = (x - center) * scale + offset
-  Acc center, scale, offset;
-};
 
 template <class T>
 struct ForwardArgs {
@@ -155,150 +191,94 @@ struct ForwardArgs {
   Columns columns;
   Rows<const T> x, residual;
   Rows<T> y;
-  ChannelVector<T> weight, bias, mean, rstd;
-  Running<T> running;
-  bool given;             // running holds the statistics
-  Moments<Acc>* partial;  // [C, splits]
-  Affine<Acc>* affine;    // [C]
-  double eps;
+  PartialMoments<Acc>* entries;
+  Coefficients<Acc> coefficients;
   dlk_activation activation;
-
-  __device__ __forceinline__ Acc shift(int64_t c) const {
-    const Acc v = static_cast<Acc>(x.data[c]);
-    return v - v == 0 ? v : Acc(0);
-  }
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 3) columns_moments_kernel(ForwardArgs<T> args) {
+__global__ void __launch_bounds__(kSumThreads)
+    columns_moments_kernel(const DLK_GRID_CONSTANT ForwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
-  __shared__ Acc shared[kThreads * kE];
-  __shared__ Acc means[kThreads * kE];
+  __shared__ Acc shared[kSumThreads * kE * 2];
+  __shared__ Acc centers[kMostWidth * kE];
   const ColumnPieces<T> pieces(args.columns);
-  Acc shift[kE] = {}, mean[kE] = {}, m2[kE] = {}, n = 0;
-  pieces.for_channels([&](int e, int64_t c) { shift[e] = args.shift(c); });
-  pieces.template for_groups<false>([&](int64_t row, int rows) {
+  const int group = kRows * args.columns.height;
+  Acc shift[kE] = {}, sum[kE] = {}, squares[kE] = {};
+  int n = 0;
+  for (int64_t r = 0; r < pieces.rows; r += group) {
+    const int some = pieces.rows_from(r);
     Piece<T> x[kRows];
-    pieces.load(args.x, row, rows, x);
-    const Acc total = n + Acc(rows), share = Acc(rows) / total, inverse = Acc(1) / Acc(rows);
+    pieces.load(args.x, r, some, x);
+    if (r == 0) {
 #pragma unroll
-    for (int e = 0; e < kE; ++e) {
-      Acc v[kRows], sum = 0, squares = 0;
-#pragma unroll
-      for (int k = 0; k < kRows; ++k) {
-        v[k] = static_cast<Acc>(x[k].get(e)) - shift[e];
-        sum += k < rows ? v[k] : Acc(0);
-      }
-      const Acc center = sum * inverse;
-#pragma unroll
-      for (int k = 0; k < kRows; ++k) {
-        const Acc d = k < rows ? v[k] - center : Acc(0);
-        squares += d * d;
-      }
-      const Acc delta = center - mean[e];
-      mean[e] += delta * share;
-      m2[e] += squares + delta * delta * n * share;
+      for (int e = 0; e < kE; ++e) shift[e] = static_cast<Acc>(x[0].get(e));
     }
-    n = total;
-  });
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      if (k >= some) continue;
+#pragma unroll
+      for (int e = 0; e < kE; ++e) {
+        const Acc d = static_cast<Acc>(x[k].get(e)) - shift[e];
+        sum[e] += d;
+        squares[e] += d * d;
+      }
+    }
+    n += some;
+  }
   // All rows of the block: first their means, then the deviations from these.
-  const Columns& c = args.columns;
-  const int64_t begin = pieces.split * c.split_rows;
-  const Acc count = static_cast<Acc>(min(c.rows, begin + c.split_rows) - begin);
-  sum_rows_of_block<1, T>(
-      c, shared, [&](int, int e) { return n * mean[e]; },
-      [&](int i, const Acc(&sums)[1]) { means[i] = sums[0] / count; });
+  const Acc own = static_cast<Acc>(n), count = static_cast<Acc>(pieces.block_rows);
+  pieces.template sum_rows<1>(
+      shared, [&](int, int e) { return sum[e] + own * shift[e]; },
+      [&](int64_t c, const Acc(&total)[1]) {
+        centers[c - pieces.slab_channel] = total[0] / count;
+      });
   __syncthreads();
-  const int column = threadIdx.x % c.width * kE;
-  const int64_t slab = blockIdx.x % c.slabs * c.width * kE;
-  sum_rows_of_block<1, T>(
-      c, shared,
-      [&](int, int e) {
-        const Acc d = mean[e] - means[column + e];
-        return m2[e] + n * d * d;
+  pieces.template sum_rows<2>(
+      shared,
+      [&](int k, int e) {
+        const Acc d = shift[e] - centers[pieces.column * kE + e];
+        return k == 0 ? sum[e] + own * d : squares[e] + (2 * sum[e] + own * d) * d;
       },
-      [&](int i, const Acc(&sums)[1]) {
-        if (slab + i < c.channels) {
-          args.partial[(slab + i) * c.splits + pieces.split] = {count, means[i], sums[0]};
-        }
+      [&](int64_t c, const Acc(&total)[2]) {
+        const Acc rest = total[0] / count, m2 = total[1] - total[0] * rest;
+        args.entries[pieces.entry(c)] = {count, centers[c - pieces.slab_channel], rest,
+                                         m2 < 0 ? Acc(0) : m2};
       });
 }
 
-// A warp for each channel.
 template <class T>
-__global__ void __launch_bounds__(kThreads) columns_statistics_kernel(ForwardArgs<T> args) {
-  using Acc = Accumulator<T>;
-  const int lane = threadIdx.x % kWarpSize;
-  const int64_t c = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarpSize;
-  if (c >= args.columns.channels) return;
-  const Moments<Acc>* partial = args.partial + c * args.columns.splits;
-  const int splits = static_cast<int>(args.columns.splits);
-  Acc n = static_cast<Acc>(args.columns.rows), sum = 0, m2 = 0;
-#pragma unroll 4
-  for (int s = lane; s < splits; s += kWarpSize) sum += partial[s].n * partial[s].mean;
-  const Acc mean = warp_reduce(sum, Sum{}) / n;
-#pragma unroll 4
-  for (int s = lane; s < splits; s += kWarpSize) {
-    const Acc d = partial[s].mean - mean;
-    m2 += partial[s].m2 + partial[s].n * d * d;
-  }
-  m2 = warp_reduce(m2, Sum{});
-  if (lane != 0) return;
-  // The mean is center + rest: its rounding does not show in x - mean.
-  const Acc shift = args.shift(c), center = shift + mean, rest = mean - (center - shift);
-  const Acc rstd = 1 / sqrt(m2 / n + static_cast<Acc>(args.eps));
-  const Acc scale = args.weight.load_or(c, 1) * rstd;
-  args.affine[c] = {center, scale, args.bias.load_or(c, 0) - rest * scale};
-  args.mean.store(c, center);
-  args.rstd.store(c, rstd);
-  if (args.running.mean) args.running.update(c, center, m2 / (n - 1));
-}
-
-template <class T, bool kResidual>
-__global__ void __launch_bounds__(kThreads, kResidual ? 2 : 3)
-    columns_normalize_kernel(ForwardArgs<T> args) {
+__global__ void __launch_bounds__(kApplyThreads)
+    columns_normalize_kernel(const DLK_GRID_CONSTANT ForwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
   const ColumnPieces<T> pieces(args.columns);
-  Acc center[kE] = {}, scale[kE] = {}, offset[kE] = {};
-  pieces.for_channels([&](int e, int64_t c) {
-    if (args.given) {
-      center[e] = args.running.mean.load(c);
-      scale[e] =
-          args.weight.load_or(c, 1) / sqrt(args.running.var.load(c) + static_cast<Acc>(args.eps));
-      offset[e] = args.bias.load_or(c, 0);
-    } else {
-      const Affine<Acc> a = args.affine[c];
-      center[e] = a.center, scale[e] = a.scale, offset[e] = a.offset;
-    }
-  });
-  pieces.template for_groups<true>([&](int64_t row, int rows) {
-    Piece<T> x[kRows], r[kRows];
-    pieces.load(args.x, row, rows, x);
-    if constexpr (kResidual) pieces.load(args.residual, row, rows, r);
+  const int some = pieces.rows_from(0);
+  Piece<T> x[kRows], residual[kRows];
+  pieces.load(args.x, 0, some, x);
+  if (args.residual.data) pieces.load(args.residual, 0, some, residual);
+  Acc center[kE], scale[kE], offset[kE];
+  pieces.coefficients(args.coefficients, kCenter, center);
+  pieces.coefficients(args.coefficients, kScale, scale);
+  pieces.coefficients(args.coefficients, kOffset, offset);
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      Acc z[kE];
-#pragma unroll
-      for (int e = 0; e < kE; ++e) {
-        z[e] = (static_cast<Acc>(x[k].get(e)) - center[e]) * scale[e] + offset[e];
-      }
-      if constexpr (kResidual) {
-#pragma unroll
-        for (int e = 0; e < kE; ++e) z[e] += static_cast<Acc>(r[k].get(e));
-      }
-      activate(args.activation, z);
-      if (k < rows) pieces.store(args.y, row + k * pieces.step, rounded<T>(z));
-    }
-  });
+  for (int k = 0; k < kRows; ++k) {
+    if (k >= some) return;
+    pieces.store(args.y, k * args.columns.height,
+                 normalized(args.activation, x[k], args.residual.data != nullptr, residual[k],
+                            center, scale, offset));
+  }
 }
 
 // ---- Backward ----------------------------------------------------------------------------------
 
+// An array whose elements lie apart.
 template <class Acc>
-struct GradientTerms {  // dx = scale dz + (across (x - mean) + offset)
-  Acc mean, scale, across, offset;
+struct Strided {
+  Acc* data;
+  int stride;
+  __device__ __forceinline__ Acc& operator[](int e) const { return data[e * stride]; }
 };
 
 template <class T>
@@ -307,285 +287,238 @@ struct BackwardArgs {
   Columns columns;
   Rows<const T> dy, x, y;
   Rows<T> dx, dresidual;
-  ChannelVector<T> weight, bias, mean, rstd, dweight, dbias;
-  bool given;                 // rstd is the running variance; the statistics are constants
-  Sums<Acc, 2>* partial;      // [C, splits]
-  GradientTerms<Acc>* terms;  // [C]; nullptr where the statistics are given
+  SetVector<Acc> mean, rstd;
+  ChannelVector<Acc> weight, bias;
+  FastDiv each;  // channels of a set; of batch norm 1
+  PartialSums<Acc>* entries;
+  Coefficients<Acc> coefficients;
+  bool given;  // rstd is the running variance; the statistics are constants
   double eps;
   dlk_activation activation;
-
-  __device__ __forceinline__ Acc load_rstd(int64_t c) const {
-    const Acc v = rstd.load(c);
-    return given ? 1 / sqrt(v + static_cast<Acc>(eps)) : v;
-  }
-  __device__ __forceinline__ bool recomputes() const {
-    return activation != DLK_ACTIVATION_NONE && !y.data;
-  }
 };
 
-// dz and x - mean of pieces of rows, one after the other: f(k, dz, d).
-template <class T, class F>
-__device__ __forceinline__ void for_gradients(const BackwardArgs<T>& args,
-                                              const ColumnPieces<T>& pieces, int64_t row, int rows,
-                                              const Accumulator<T> (&mean)[kPiece<T>],
-                                              const Accumulator<T> (&scale)[kPiece<T>],
-                                              const Accumulator<T> (&bias)[kPiece<T>], F&& f) {
-  using Acc = Accumulator<T>;
-  constexpr int kE = kPiece<T>;
-  Piece<T> dy[kRows], x[kRows], y[kRows];
-  pieces.load(args.dy, row, rows, dy);
-  pieces.load(args.x, row, rows, x);
-  if (args.y.data) pieces.load(args.y, row, rows, y);
-#pragma unroll
-  for (int k = 0; k < kRows; ++k) {
-    Acc dz[kE], d[kE];
-#pragma unroll
-    for (int e = 0; e < kE; ++e) {
-      dz[e] = static_cast<Acc>(dy[k].get(e));
-      d[e] = static_cast<Acc>(x[k].get(e)) - mean[e];
-    }
-    if (args.activation != DLK_ACTIVATION_NONE) {
-      Acc z[kE];
-#pragma unroll
-      for (int e = 0; e < kE; ++e) {
-        z[e] = args.y.data ? static_cast<Acc>(y[k].get(e)) : d[e] * scale[e] + bias[e];
-      }
-      activate_backward(args.activation, z, dz);
-    }
-    if (k < rows) f(k, dz, d);
-  }
-}
-
 template <class T>
-__global__ void __launch_bounds__(kThreads, 2) columns_sums_kernel(BackwardArgs<T> args) {
+__global__ void __launch_bounds__(kSumThreads, 2)
+    columns_sums_kernel(const DLK_GRID_CONSTANT BackwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
-  __shared__ Acc shared[kThreads * kE * 2];
+  __shared__ Acc shared[kSumThreads * kE * 2];
   const ColumnPieces<T> pieces(args.columns);
-  Acc mean[kE] = {}, scale[kE] = {}, bias[kE] = {}, total[2][kE] = {};
+  const int group = kRows * args.columns.height;
+  const bool masked = args.y.data != nullptr;
+  Acc mean[kE] = {}, total[2][kE] = {};
+  // For the activation's argument, in shared memory: there are no registers for them.
+  const Strided<Acc> scale{shared + pieces.column, kMostWidth};
+  const Strided<Acc> bias{scale.data + kMostWidth * kE, kMostWidth};
   pieces.for_channels([&](int e, int64_t c) {
-    mean[e] = args.mean.load(c);
-    if (args.recomputes()) {
-      scale[e] = args.weight.load_or(c, 1) * args.load_rstd(c);
+    const int64_t set = args.each(c);
+    mean[e] = args.mean.load(pieces.sample, set);
+    if (args.activation != DLK_ACTIVATION_NONE && !masked && pieces.row == 0) {
+      const Acc v = args.rstd.load(pieces.sample, set);
+      const Acc rstd = args.given ? 1 / sqrt(v + static_cast<Acc>(args.eps)) : v;
+      scale[e] = args.weight.load_or(c, 1) * rstd;
       bias[e] = args.bias.load_or(c, 0);
     }
   });
-  pieces.template for_groups<false>([&](int64_t row, int rows) {
-    for_gradients(args, pieces, row, rows, mean, scale, bias,
-                  [&](int, const Acc(&dz)[kE], const Acc(&d)[kE]) {
+  __syncthreads();
+  for (int64_t r = 0; r < pieces.rows; r += group) {
+    const int some = pieces.rows_from(r);
+    Piece<T> dy[kRows], x[kRows], y[kRows];
+    pieces.load(args.dy, r, some, dy);
+    pieces.load(args.x, r, some, x);
+    if (masked) pieces.load(args.y, r, some, y);
 #pragma unroll
-                    for (int e = 0; e < kE; ++e) {
-                      total[0][e] += dz[e];
-                      total[1][e] += dz[e] * d[e];
-                    }
-                  });
-  });
-  const Columns& c = args.columns;
-  const int64_t slab = blockIdx.x % c.slabs * c.width * kE;
-  sum_rows_of_block<2, T>(
-      c, shared, [&](int k, int e) { return total[k][e]; },
-      [&](int i, const Acc(&sums)[2]) {
-        if (slab + i < c.channels) {
-          args.partial[(slab + i) * c.splits + pieces.split] = {{sums[0], sums[1]}};
-        }
-      });
-}
-
-// A warp for each channel.
-template <class T>
-__global__ void __launch_bounds__(kThreads) columns_terms_kernel(BackwardArgs<T> args) {
-  using Acc = Accumulator<T>;
-  const int lane = threadIdx.x % kWarpSize;
-  const int64_t c = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarpSize;
-  if (c >= args.columns.channels) return;
-  const Sums<Acc, 2>* partial = args.partial + c * args.columns.splits;
-  const int splits = static_cast<int>(args.columns.splits);
-  Acc sums[2] = {0, 0};
-#pragma unroll 4
-  for (int s = lane; s < splits; s += kWarpSize) {
-    sums[0] += partial[s].v[0];
-    sums[1] += partial[s].v[1];
+    for (int k = 0; k < kRows; ++k) {
+      if (k >= some) continue;
+      Acc dz[kE], d[kE];
+      gradients(args.activation, dy[k], x[k], masked, y[k], mean, scale, bias, dz, d);
+#pragma unroll
+      for (int e = 0; e < kE; ++e) {
+        total[0][e] += dz[e];
+        total[1][e] += dz[e] * d[e];
+      }
+    }
   }
-  sums[0] = warp_reduce(sums[0], Sum{});
-  sums[1] = warp_reduce(sums[1], Sum{});
-  if (lane != 0) return;
-  const Acc rstd = args.load_rstd(c), along = sums[1] * rstd;
-  if (args.dweight) args.dweight.store(c, along);
-  if (args.dbias) args.dbias.store(c, sums[0]);
-  if (args.terms) {
-    const Acc scale = args.weight.load_or(c, 1) * rstd;
-    const Acc share = -scale / static_cast<Acc>(args.columns.rows);
-    args.terms[c] = {args.mean.load(c), scale, share * along * rstd, share * sums[0]};
-  }
+  pieces.template sum_rows<2>(
+      shared, [&](int k, int e) { return total[k][e]; },
+      [&](int64_t c, const Acc(&sums)[2]) { args.entries[pieces.entry(c)] = {sums[0], sums[1]}; });
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 2) columns_gradient_kernel(BackwardArgs<T> args) {
+__global__ void __launch_bounds__(kApplyThreads)
+    columns_gradient_kernel(const DLK_GRID_CONSTANT BackwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
   const ColumnPieces<T> pieces(args.columns);
-  Acc mean[kE] = {}, scale[kE] = {}, across[kE] = {}, offset[kE] = {}, bias[kE] = {};
-  pieces.for_channels([&](int e, int64_t c) {
-    if (args.terms) {
-      const GradientTerms<Acc> t = args.terms[c];
-      mean[e] = t.mean, scale[e] = t.scale, across[e] = t.across, offset[e] = t.offset;
-    } else {
-      mean[e] = args.mean.load(c);
-      scale[e] = args.weight.load_or(c, 1) * args.load_rstd(c);
-    }
-    if (args.recomputes()) bias[e] = args.bias.load_or(c, 0);
-  });
-  pieces.template for_groups<true>([&](int64_t row, int rows) {
-    for_gradients(args, pieces, row, rows, mean, scale, bias,
-                  [&](int k, Acc(&dz)[kE], const Acc(&d)[kE]) {
-                    const int64_t r = row + k * pieces.step;
-                    if (args.dresidual.data) pieces.store(args.dresidual, r, rounded<T>(dz));
+  const int some = pieces.rows_from(0);
+  const bool masked = args.y.data != nullptr;
+  Piece<T> dy[kRows], x[kRows], y[kRows];
+  pieces.load(args.dy, 0, some, dy);
+  pieces.load(args.x, 0, some, x);
+  if (masked) pieces.load(args.y, 0, some, y);
+  Acc mean[kE], scale[kE], across[kE], offset[kE], bias[kE];
+  pieces.coefficients(args.coefficients, kMean, mean);
+  pieces.coefficients(args.coefficients, kSlope, scale);
+  pieces.coefficients(args.coefficients, kAcross, across);
+  pieces.coefficients(args.coefficients, kOffsets, offset);
+  if (args.activation != DLK_ACTIVATION_NONE && !masked) {
+    pieces.coefficients(args.coefficients, kBias, bias);
+  }
 #pragma unroll
-                    for (int e = 0; e < kE; ++e) {
-                      // Constants have no gradient: an infinite x is no matter then.
-                      const Acc straight = scale[e] * dz[e];
-                      dz[e] = args.given ? straight : straight + (across[e] * d[e] + offset[e]);
-                    }
-                    pieces.store(args.dx, r, rounded<T>(dz));
-                  });
-  });
+  for (int k = 0; k < kRows; ++k) {
+    if (k >= some) return;
+    const int64_t r = k * args.columns.height;
+    Acc dz[kE], d[kE];
+    gradients(args.activation, dy[k], x[k], masked, y[k], mean, scale, bias, dz, d);
+    if (args.dresidual.data) pieces.store(args.dresidual, r, rounded<T>(dz));
+#pragma unroll
+    for (int e = 0; e < kE; ++e) {
+      // Constants have no gradient: an infinite x is no matter then.
+      const Acc straight = scale[e] * dz[e];
+      dz[e] = args.given ? straight : straight + (across[e] * d[e] + offset[e]);
+    }
+    pieces.store(args.dx, r, rounded<T>(dz));
+  }
 }
 
 // ---- Host --------------------------------------------------------------------------------------
 
-// Whether t is [rows, C] with neighbouring channels and rows at one stride.
-bool is_rows(const Tensor& t, int channel, int64_t& stride) {
-  if (!t) return true;
-  const StridedIndex<1> rows = make_index<1>({&t}, ~(1u << channel));
-  stride = rows.ndim == 0 ? t.shape[channel] : rows.stride[0][0];
-  return rows.ndim <= 1 && (t.shape[channel] == 1 || t.strides[channel] == 1);
+// t as [samples, rows, C], or with one sample; false where channels are not neighbours or rows not at
+// one stride.
+struct View {
+  int64_t samples, rows, sample_stride, stride;
+};
+bool view_as(const Tensor& t, int channel, bool samples, View& view) {
+  const uint32_t split = 1u << channel | (samples ? 1u : 0u);
+  const StridedIndex<1> rows = make_index<1>({&t}, ~split);
+  const int64_t channels = t.shape[channel];
+  view = {samples ? t.shape[0] : 1, rows.numel, samples ? t.strides[0] : 0,
+          rows.ndim == 0 ? channels : rows.stride[0][0]};
+  return rows.ndim <= 1 && (channels == 1 || t.strides[channel] == 1);
 }
-
-const char* unsuitable(const SetShape& shape, std::initializer_list<const Tensor*> tensors) {
-  if (shape.groups) return "sets are groups";
-  const Tensor& x = **tensors.begin();
-  if (x.numel() == 0) return "there is nothing to normalise";
-  int64_t stride = 0;
+template <int N>
+bool viewable(const Tensor* const (&tensors)[N], int channel, bool samples) {
+  View view{};
   for (const Tensor* t : tensors) {
-    if (!is_rows(*t, shape.channel, stride)) return "channels are not neighbours, or rows strided";
+    if (*t && !view_as(*t, channel, samples, view)) return false;
   }
-  if (x.shape[shape.channel] >> 30) return "too many channels";
-  return nullptr;
+  return true;
+}
+// Whether samples are kept apart.
+template <int N>
+bool by_sample(const SetShape& shape, const Tensor* const (&tensors)[N]) {
+  return shape.groups || !viewable(tensors, shape.channel, false);
 }
 
-template <class T, class U>
-Rows<U> rows_of(const Tensor& t, int channel) {
-  int64_t stride = 0;
-  is_rows(t, channel, stride);
+template <int N>
+const char* unsuitable(const SetShape& shape, const Tensor* const (&tensors)[N]) {
+  const Tensor& x = *tensors[0];
+  if (x.numel() == 0) return "there is nothing to normalise";
+  if (!viewable(tensors, shape.channel, by_sample(shape, tensors))) {
+    return "channels are not neighbours, or rows strided";
+  }
+  return shape.channels(x) >> 30 ? "too many channels" : nullptr;
+}
+
+template <int N>
+Columns columns_of(const SetShape& shape, const Tensor* const (&tensors)[N]) {
+  View view{};
+  view_as(*tensors[0], shape.channel, by_sample(shape, tensors), view);
+  Columns c{view.samples, view.rows, shape.channels(*tensors[0]), !shape.groups};
+  c.share_out_sums(static_cast<int>(16 / dtype_size(tensors[0]->dtype)));
+  return c;
+}
+
+template <class U>
+Rows<U> rows_of(const Tensor& t, int channel, bool samples) {
+  if (!t) return {};
+  View view{};
+  view_as(t, channel, samples, view);
+  const int64_t strides = (view.rows > 1 ? view.stride : 0) | view.sample_stride;
   const auto bits =
-      reinterpret_cast<uint64_t>(t.data) | 16 | static_cast<uint64_t>(stride) * sizeof(T);
-  return {t.as<U>(), stride, static_cast<int>(bits & (~bits + 1))};
+      reinterpret_cast<uint64_t>(t.data) | 16 | static_cast<uint64_t>(strides) * sizeof(U);
+  return {t.as<U>(), view.sample_stride, view.stride, static_cast<int>(bits & (~bits + 1))};
 }
 
-Columns columns_of(const Tensor& x, int channel) {
-  const int64_t channels = x.shape[channel];
-  return share_out(x.numel() / channels, channels, static_cast<int>(16 / dtype_size(x.dtype)));
+Columns columns_of(const SetForward& p) {
+  return columns_of<3>(p.shape, {&p.x, &p.residual, &p.y});
 }
-
-unsigned warps_for(int64_t channels) {
-  return static_cast<unsigned>(ceil_div(channels * kWarpSize, kThreads));
-}
-
-const char* supports_forward(const SetForward& p) {
-  return unsuitable(p.shape, {&p.x, &p.residual, &p.y});
-}
-const char* supports_backward(const SetBackward& p) {
-  return unsuitable(p.shape, {&p.dy, &p.x, &p.y, &p.dx, &p.dresidual});
-}
-
-size_t forward_workspace(const SetForward& p) {
-  if (p.given) return 0;
-  const Columns c = columns_of(p.x, p.shape.channel);
-  return 3 * (c.splits + 1) * c.channels * dtype_size(accumulator_of(p.x.dtype));
+Columns columns_of(const SetBackward& p) {
+  return columns_of<5>(p.shape, {&p.dy, &p.x, &p.y, &p.dx, &p.dresidual});
 }
 
 template <class T>
 void launch_forward(const SetForward& p, const Launch& launch) {
   using Acc = Accumulator<T>;
   const int channel = p.shape.channel;
-  const Columns c = columns_of(p.x, channel);
-  auto* partial = static_cast<Moments<Acc>*>(launch.workspace);
-  const ForwardArgs<T> args{c,
-                            rows_of<T, const T>(p.x, channel),
-                            rows_of<T, const T>(p.residual, channel),
-                            rows_of<T, T>(p.y, channel),
-                            ChannelVector<T>(p.weight),
-                            ChannelVector<T>(p.bias),
-                            ChannelVector<T>(p.mean),
-                            ChannelVector<T>(p.rstd),
-                            Running<T>(p),
-                            p.given,
-                            partial,
-                            reinterpret_cast<Affine<Acc>*>(partial + c.splits * c.channels),
-                            p.eps,
-                            p.activation};
-  const auto blocks = static_cast<unsigned>(c.blocks());
+  const bool samples = by_sample<3>(p.shape, {&p.x, &p.residual, &p.y});
+  Columns columns = columns_of(p);
+  const int64_t parts = columns.parts();
+  ForwardArgs<T> args{columns,
+                      rows_of<const T>(p.x, channel, samples),
+                      rows_of<const T>(p.residual, channel, samples),
+                      rows_of<T>(p.y, channel, samples),
+                      static_cast<PartialMoments<Acc>*>(launch.workspace),
+                      {static_cast<Acc*>(forward_coefficients(p, parts, launch.workspace)),
+                       columns_of(p.x, p.shape)},
+                      p.activation};
   if (!p.given) {
-    launch_kernel(columns_moments_kernel<T>, blocks, kThreads, 0, launch.stream, args);
-    launch_kernel(columns_statistics_kernel<T>, warps_for(c.channels), kThreads, 0, launch.stream,
-                  args);
+    launch_kernel(columns_moments_kernel<T>, static_cast<unsigned>(columns.blocks()), kSumThreads,
+                  0, launch.stream, args);
   }
-  launch_kernel(p.residual ? columns_normalize_kernel<T, true> : columns_normalize_kernel<T, false>,
-                blocks, kThreads, 0, launch.stream, args);
-  count_batch(p, launch.stream);
-}
-
-bool needs_sums(const SetBackward& p) { return !p.given || p.dweight || p.dbias; }
-
-size_t backward_workspace(const SetBackward& p) {
-  if (!needs_sums(p)) return 0;
-  const Columns c = columns_of(p.x, p.shape.channel);
-  return (2 * c.splits + 4) * c.channels * dtype_size(accumulator_of(p.x.dtype));
+  merge_moments(p, parts, launch);
+  args.columns.share_out_elements(kPiece<T>);
+  launch_kernel(columns_normalize_kernel<T>, static_cast<unsigned>(args.columns.blocks()),
+                kApplyThreads, 0, launch.stream, args);
 }
 
 template <class T>
 void launch_backward(const SetBackward& p, const Launch& launch) {
   using Acc = Accumulator<T>;
   const int channel = p.shape.channel;
-  const Columns c = columns_of(p.x, channel);
-  auto* partial = static_cast<Sums<Acc, 2>*>(launch.workspace);
-  auto* terms = reinterpret_cast<GradientTerms<Acc>*>(partial + c.splits * c.channels);
+  const bool samples = by_sample<5>(p.shape, {&p.dy, &p.x, &p.y, &p.dx, &p.dresidual});
   const bool masked = p.activation != DLK_ACTIVATION_NONE;
-  const BackwardArgs<T> args{c,
-                             rows_of<T, const T>(p.dy, channel),
-                             rows_of<T, const T>(p.x, channel),
-                             rows_of<T, const T>(masked ? p.y : Tensor{}, channel),
-                             rows_of<T, T>(p.dx, channel),
-                             rows_of<T, T>(p.dresidual, channel),
-                             ChannelVector<T>(p.weight),
-                             ChannelVector<T>(p.bias),
-                             ChannelVector<T>(p.mean),
-                             ChannelVector<T>(p.rstd),
-                             ChannelVector<T>(p.dweight),
-                             ChannelVector<T>(p.dbias),
-                             p.given,
-                             partial,
-                             p.given ? nullptr : terms,
-                             p.eps,
-                             p.activation};
-  const auto blocks = static_cast<unsigned>(c.blocks());
+  Columns columns = columns_of(p);
+  const int64_t parts = columns.parts(), channels = p.shape.channels(p.x);
+  BackwardArgs<T> args{columns,
+                       rows_of<const T>(p.dy, channel, samples),
+                       rows_of<const T>(p.x, channel, samples),
+                       rows_of<const T>(masked ? p.y : Tensor{}, channel, samples),
+                       rows_of<T>(p.dx, channel, samples),
+                       rows_of<T>(p.dresidual, channel, samples),
+                       SetVector<Acc>(p.mean),
+                       SetVector<Acc>(p.rstd),
+                       ChannelVector<Acc>(p.weight),
+                       ChannelVector<Acc>(p.bias),
+                       FastDiv(p.shape.groups ? channels / p.shape.groups : 1),
+                       static_cast<PartialSums<Acc>*>(launch.workspace),
+                       {static_cast<Acc*>(backward_coefficients(p, parts, launch.workspace)),
+                        columns_of(p.x, p.shape)},
+                       p.given,
+                       p.eps,
+                       p.activation};
   if (needs_sums(p)) {
-    launch_kernel(columns_sums_kernel<T>, blocks, kThreads, 0, launch.stream, args);
-    launch_kernel(columns_terms_kernel<T>, warps_for(c.channels), kThreads, 0, launch.stream, args);
+    launch_kernel(columns_sums_kernel<T>, static_cast<unsigned>(columns.blocks()), kSumThreads, 0,
+                  launch.stream, args);
   }
-  launch_kernel(columns_gradient_kernel<T>, blocks, kThreads, 0, launch.stream, args);
+  merge_sums(p, parts, launch);
+  args.columns.share_out_elements(kPiece<T>);
+  launch_kernel(columns_gradient_kernel<T>, static_cast<unsigned>(args.columns.blocks()),
+                kApplyThreads, 0, launch.stream, args);
 }
 
 }  // namespace
 
 SetNorm kSetsOfColumns = {
-    supports_forward,
-    forward_workspace,
+    [](const SetForward& p) { return unsuitable<3>(p.shape, {&p.x, &p.residual, &p.y}); },
+    [](const SetForward& p) { return forward_workspace_of(p, columns_of(p).parts()); },
     [](const SetForward& p, const Launch& launch) {
       dispatch_floating(p.x.dtype, [&]<class T>() { launch_forward<T>(p, launch); });
     },
-    supports_backward,
-    backward_workspace,
+    [](const SetBackward& p) {
+      return unsuitable<5>(p.shape, {&p.dy, &p.x, &p.y, &p.dx, &p.dresidual});
+    },
+    [](const SetBackward& p) { return backward_workspace_of(p, columns_of(p).parts()); },
     [](const SetBackward& p, const Launch& launch) {
       dispatch_floating(p.x.dtype, [&]<class T>() { launch_backward<T>(p, launch); });
     },

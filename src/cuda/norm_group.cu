@@ -51,11 +51,13 @@ SetBackward sets_of(const GroupNormBackward& p) {
 
 constexpr Impl<GroupNormForward> kForward[] = {
     forward_impl<kSetsOfPlanes, GroupNormForward, sets_of>("planes"),
-    forward_impl<kSetsAnyStrides, GroupNormForward, sets_of>("any_strides"),
+    forward_impl<kSetsOfColumns, GroupNormForward, sets_of>("columns"),
+    forward_impl<kSetsOfStreams, GroupNormForward, sets_of>("streams"),
 };
 constexpr Impl<GroupNormBackward> kBackward[] = {
     backward_impl<kSetsOfPlanes, GroupNormBackward, sets_of>("planes"),
-    backward_impl<kSetsAnyStrides, GroupNormBackward, sets_of>("any_strides"),
+    backward_impl<kSetsOfColumns, GroupNormBackward, sets_of>("columns"),
+    backward_impl<kSetsOfStreams, GroupNormBackward, sets_of>("streams"),
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 // activation with the choice made once.
 #pragma once
 
+#include "core/activation_math.h"
+#include "core/fast_math.h"
 #include "cuda/norm_sets.cuh"
 #include "cuda/prims/row_pieces.cuh"
 
@@ -38,6 +40,38 @@ __device__ __forceinline__ void store_piece(T* p, const Piece<T>& piece, int cou
       if (e < count) p[e] = piece.get(e);
     }
   }
+}
+
+// A piece to a place in shared memory from which this thread alone reads. The copy may still be under
+// way: wait_for_copies().
+template <class T>
+__device__ __forceinline__ void copy_piece(uint4* slot, const T* p, int count, int align) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if (count >= kPiece<T> && align >= 4) {
+    if (align == 16) {
+      cp_async<16>(slot, p, 16);
+    } else {
+      auto* to = reinterpret_cast<uint32_t*>(slot);
+      const auto* from = reinterpret_cast<const uint32_t*>(p);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) cp_async<4>(to + w, from + w, 4);
+    }
+    return;
+  }
+#endif
+  const Piece<T> piece = load_piece(p, count, align);
+  *slot = make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
+}
+__device__ __forceinline__ void wait_for_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  cp_async_commit();
+  cp_async_wait<0>();
+#endif
+}
+template <class T>
+__device__ __forceinline__ Piece<T> piece_at(const uint4* slot) {
+  const uint4 v = *slot;
+  return {{v.x, v.y, v.z, v.w}};
 }
 
 template <class T>
@@ -82,6 +116,68 @@ __device__ __forceinline__ void activate_backward(dlk_activation kind, const Acc
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       dz[k] = activation_backward<DLK_ACTIVATION_SILU, FastMath>(dz[k], z[k], scalars);
+    }
+  }
+}
+
+// The same number for all elements of a piece, where an array would have one for each.
+template <class Acc>
+struct Same {
+  Acc value;
+  __device__ __forceinline__ Acc operator[](int) const { return value; }
+};
+
+// f((x - center) * scale + offset + residual), rounded; the residual where it is `added`.
+template <class T, class Numbers>
+__device__ __forceinline__ Piece<T> normalized(dlk_activation kind, const Piece<T>& x, bool added,
+                                               const Piece<T>& residual, const Numbers& center,
+                                               const Numbers& scale, const Numbers& offset) {
+  using Acc = Accumulator<T>;
+  Acc z[kPiece<T>];
+#pragma unroll
+  for (int e = 0; e < kPiece<T>; ++e) {
+    z[e] = (static_cast<Acc>(x.get(e)) - center[e]) * scale[e] + offset[e];
+  }
+  if (added) {
+#pragma unroll
+    for (int e = 0; e < kPiece<T>; ++e) z[e] += static_cast<Acc>(residual.get(e));
+  }
+  activate(kind, z);
+  return rounded<T>(z);
+}
+
+// dz = dy f'(z) and d = x - mean, where z is y or, where that is not `given`, d * scale + bias.
+template <class T, class Means, class Numbers>
+__device__ __forceinline__ void gradients(dlk_activation kind, const Piece<T>& dy,
+                                          const Piece<T>& x, bool given, const Piece<T>& y,
+                                          const Means& mean, const Numbers& scale,
+                                          const Numbers& bias, Accumulator<T> (&dz)[kPiece<T>],
+                                          Accumulator<T> (&d)[kPiece<T>]) {
+  using Acc = Accumulator<T>;
+#pragma unroll
+  for (int e = 0; e < kPiece<T>; ++e) {
+    dz[e] = static_cast<Acc>(dy.get(e));
+    d[e] = static_cast<Acc>(x.get(e)) - mean[e];
+  }
+  if (kind == DLK_ACTIVATION_NONE) return;
+  Acc z[kPiece<T>];
+#pragma unroll
+  for (int e = 0; e < kPiece<T>; ++e) {
+    z[e] = given ? static_cast<Acc>(y.get(e)) : d[e] * scale[e] + bias[e];
+  }
+  activate_backward(kind, z, dz);
+}
+
+// f(e) for the elements of a piece of which `count` are real.
+template <class T, class F>
+__device__ __forceinline__ void for_elements(int count, F&& f) {
+  if (count >= kPiece<T>) {
+#pragma unroll
+    for (int e = 0; e < kPiece<T>; ++e) f(e);
+  } else {
+#pragma unroll
+    for (int e = 0; e < kPiece<T>; ++e) {
+      if (e < count) f(e);
     }
   }
 }

@@ -1,26 +1,24 @@
 // Batch and group norm where the positions of a channel are neighbours (NCHW), each value read once.
 //
 // Layout: a set is cut into segments, the positions of one channel and sample, of `length` neighbours
-// (batch norm: a segment for each sample; group norm: for each channel of the group); long segments
-// into units, and units into pieces of 16 bytes. A unit belongs to `lanes` neighbouring threads, a
-// set to `size` threads: some lanes of a warp, warps, a block, or the blocks of a cluster (Hopper).
-// Algorithm: a set's pieces are copied to shared memory, all at once; every thread reads back only
-// what it copied itself. Statistics by the corrected two-pass method: the sum, then sums of the
-// deviations from that mean, in a fixed order that the shape of a set decides. Bound by memory.
-// Sums in float32 (float64 for float64).
+// (batch norm: a segment for each sample; group norm: for each channel of the group); long segments into
+// units, and units into pieces of 16 bytes. A unit belongs to `lanes` neighbouring threads, a set to
+// `size` threads: some lanes of a warp, warps, or a block. Algorithm: a set's pieces are copied to shared
+// memory, all at once; every thread reads back only what it copied itself. Statistics by the corrected
+// two-pass method: the sum, then sums of the deviations from that mean, in a fixed order that the shape
+// of a set decides. Bound by memory. Sums in float32 (float64 for float64).
 //
 // Reference: Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983.
 #include "core/fast_div.h"
+#include "cuda/norm_passes.cuh"
 #include "cuda/norm_pieces.cuh"
 
 namespace dlkern::gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kMostBlocks = 8;          // of a cluster
-constexpr int kMostPieces = 512;        // of a unit
-constexpr int kGoodBytes = 112 * 1024;  // of shared memory: two blocks of a multiprocessor
-constexpr int kMostBytes = 226 * 1024;  // of a block
+constexpr int kThreads = 256;             // of a block
+constexpr int kMostPieces = 512;          // of a unit
+constexpr size_t kMostBytes = 112 << 10;  // of a block: there are two on a multiprocessor
 
 // How a set is shared out.
 struct Plan {
@@ -33,8 +31,11 @@ struct Plan {
   int items;      // pieces of a unit of each thread
   FastDiv parts;  // units of a segment
 
-  int blocks() const { return std::max(size / kThreads, 1); }  // of a set
-  int sets() const { return std::max(kThreads / size, 1); }    // of a block
+  void resize(int threads) {
+    size = threads;
+    rounds = static_cast<int>(ceil_div(units, size / lanes));
+  }
+  int sets() const { return kThreads / size; }  // of a block
   size_t bytes(int tensors) const {
     return size_t{kThreads} * rounds * items * tensors * sizeof(uint4);
   }
@@ -50,8 +51,8 @@ int pick_lanes(int pieces) {
   return best;
 }
 
-// `tensors`: those that are held.
-Plan plan_set(int64_t segments, int64_t length, int piece, int tensors) {
+// Units of at most kMostPieces; as many threads of a set as leave 4 pieces to each.
+Plan plan_set(int64_t segments, int64_t length, int piece) {
   Plan p{};
   p.length = static_cast<int>(length);
   const int64_t pieces = ceil_div(length, piece);
@@ -62,16 +63,8 @@ Plan plan_set(int64_t segments, int64_t length, int piece, int tensors) {
   p.units = static_cast<int>(segments * p.parts.divisor());
   p.lanes = pick_lanes(p.pieces);
   p.items = static_cast<int>(ceil_div(p.pieces, p.lanes));
-  const auto resize = [&](int size) {
-    p.size = size;
-    p.rounds = static_cast<int>(ceil_div(p.units, size / p.lanes));
-  };
-  resize(p.lanes);
-  while (p.size < kThreads && p.rounds * p.items > 4) resize(2 * p.size);
-  const int most_blocks = clusters_of_rows() ? kMostBlocks : 1;
-  while (p.blocks() < most_blocks && p.rounds > 1 && p.bytes(tensors) > kGoodBytes) {
-    resize(2 * p.size);
-  }
+  p.resize(p.lanes);
+  while (p.size < kThreads && p.rounds * p.items > 4) p.resize(2 * p.size);
   return p;
 }
 
@@ -107,14 +100,8 @@ struct SetThread {
 
   __device__ __forceinline__ explicit SetThread(const Planes<N>& p) : planes(p) {
     const int size = p.plan.size;
-    if (size > kThreads) {
-      const int blocks = size / kThreads;
-      rank = blockIdx.x % blocks * kThreads + threadIdx.x;
-      set = blockIdx.x / blocks;
-    } else {
-      rank = threadIdx.x & (size - 1);
-      set = int64_t{blockIdx.x} * (kThreads / size) + threadIdx.x / size;
-    }
+    rank = threadIdx.x & (size - 1);
+    set = int64_t{blockIdx.x} * (kThreads / size) + threadIdx.x / size;
     active = set < p.sets;
     lane = rank & (p.plan.lanes - 1);
     team = rank / p.plan.lanes;
@@ -149,7 +136,7 @@ struct SetThread {
     }
   }
 
-  // The sums of the set's threads; all of them receive them, and all threads of the block must call.
+  // All of the set's threads receive the sums, and all threads of the block must call.
   template <int K>
   __device__ __forceinline__ void sum(Acc (&v)[K]) {
     __shared__ Acc slots[2][K][kThreads / 32];
@@ -161,7 +148,7 @@ struct SetThread {
       }
       return;
     }
-    const int warp = threadIdx.x / kWarpSize, warps = min(size, kThreads) / kWarpSize;
+    const int warp = threadIdx.x / kWarpSize, warps = size / kWarpSize;
     const int first = warp & ~(warps - 1);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -174,82 +161,16 @@ struct SetThread {
       v[k] = slots[turn][k][first];
       for (int w = 1; w < warps; ++w) v[k] += slots[turn][k][first + w];
     }
-    sum_blocks(v);
     turn ^= 1;  // a slot is written again two calls later: all have read it then
-  }
-  // Shared memory that other blocks read lives as long.
-  __device__ __forceinline__ void end() const {
-#if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (planes.plan.size > kThreads) cluster_sync();
-#endif
-  }
-
- private:
-  template <int K>
-  __device__ __forceinline__ void sum_blocks(Acc (&v)[K]) {
-#if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (planes.plan.size <= kThreads) return;
-    __shared__ Acc totals[2][K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (threadIdx.x == 0) totals[turn][k] = v[k];
-    }
-    cluster_sync();
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      v[k] = read_from_block(&totals[turn][k], 0);
-      for (int block = 1; block < planes.plan.size / kThreads; ++block) {
-        v[k] += read_from_block(&totals[turn][k], block);
-      }
-    }
-#endif
   }
 };
 
-// ---- Pieces in shared memory -------------------------------------------------------------------
-
-// The copy may still be under way: wait_for_copies().
-template <class T>
-__device__ __forceinline__ void copy_piece(uint4* slot, const T* p, int count, int align) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if (count >= kPiece<T> && align >= 4) {
-    if (align == 16) {
-      cp_async<16>(slot, p, 16);
-    } else {
-      auto* to = reinterpret_cast<uint32_t*>(slot);
-      const auto* from = reinterpret_cast<const uint32_t*>(p);
-#pragma unroll
-      for (int w = 0; w < 4; ++w) cp_async<4>(to + w, from + w, 4);
-    }
-    return;
-  }
-#endif
-  const Piece<T> piece = load_piece(p, count, align);
-  *slot = make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
-}
-__device__ __forceinline__ void wait_for_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  cp_async_commit();
-  cp_async_wait<0>();
-#endif
-}
-template <class T>
-__device__ __forceinline__ Piece<T> piece_at(const uint4* slot) {
-  const uint4 v = *slot;
-  return {{v.x, v.y, v.z, v.w}};
-}
-
-// f(e) for the elements of a piece of which `count` are real.
-template <class T, class F>
-__device__ __forceinline__ void for_elements(int count, F&& f) {
-  if (count >= kPiece<T>) {
-#pragma unroll
-    for (int e = 0; e < kPiece<T>; ++e) f(e);
-  } else {
-#pragma unroll
-    for (int e = 0; e < kPiece<T>; ++e) {
-      if (e < count) f(e);
-    }
+// Sums over the `lanes` of each unit.
+template <class Acc>
+__device__ __forceinline__ void sum_lanes(Acc (&v)[2], int lanes) {
+  for (int mask = lanes / 2; mask > 0; mask /= 2) {
+    v[0] += shuffle_xor(v[0], mask);
+    v[1] += shuffle_xor(v[1], mask);
   }
 }
 
@@ -261,9 +182,9 @@ struct ForwardArgs {
   Planes<3> planes;  // x, residual, y
   const T *x, *residual;
   T* y;
-  ChannelVector<T> weight, bias;
-  Acc *mean, *rstd;  // [sets] or nullptr
-  Running<T> running;
+  ChannelVector<Acc> weight, bias;
+  SetVector<Acc> mean, rstd;
+  Running<Acc> running;
   Acc* averages;  // [sets, 2]: what instance norm's running statistics are averages of; or nullptr
   Acc count;      // values of a set
   double eps;
@@ -327,8 +248,8 @@ __global__ void __launch_bounds__(kThreads, 4) planes_forward_kernel(ForwardArgs
   const Acc rstd = 1 / sqrt(m2 / args.count + static_cast<Acc>(args.eps));
   if (thread.leads()) {
     const Acc mean = center + rest, unbiased = m2 / (args.count - 1);
-    if (args.mean) args.mean[thread.set] = mean;
-    if (args.rstd) args.rstd[thread.set] = rstd;
+    if (args.mean) args.mean.store(thread.sample, thread.of_sample, mean);
+    if (args.rstd) args.rstd.store(thread.sample, thread.of_sample, rstd);
     if (args.averages) {
       args.averages[2 * thread.set] = mean;
       args.averages[2 * thread.set + 1] = unbiased;
@@ -340,27 +261,19 @@ __global__ void __launch_bounds__(kThreads, 4) planes_forward_kernel(ForwardArgs
   thread.for_units([&](const Unit& unit) {
     if (unit.first >= unit.end) return;
     const int c = thread.channel(unit);
-    const Acc scale = args.weight.load_or(c, 1) * rstd;
-    const Acc offset = args.bias.load_or(c, 0) - rest * scale;
+    const Same<Acc> middle{center}, scale{args.weight.load_or(c, 1) * rstd},
+        offset{args.bias.load_or(c, 0) - rest * scale.value};
     T* y = args.y + thread.offset(2, unit);
     int slot = unit.slot;
     for (int i = unit.first; i < unit.end; i += step, slot += kThreads) {
       const Piece<T> x = piece_at<T>(slots + slot);
-      Acc z[kE];
-#pragma unroll
-      for (int e = 0; e < kE; ++e) {
-        z[e] = (static_cast<Acc>(x.get(e)) - center) * scale + offset;
-      }
-      if (args.residual) {
-        const Piece<T> r = piece_at<T>(residuals + slot);
-#pragma unroll
-        for (int e = 0; e < kE; ++e) z[e] += static_cast<Acc>(r.get(e));
-      }
-      activate(args.activation, z);
-      store_piece(y + i, rounded<T>(z), unit.end - i, args.planes.align[2]);
+      Piece<T> r{};
+      if (args.residual) r = piece_at<T>(residuals + slot);
+      const Piece<T> z =
+          normalized(args.activation, x, args.residual != nullptr, r, middle, scale, offset);
+      store_piece(y + i, z, unit.end - i, args.planes.align[2]);
     }
   });
-  thread.end();
 }
 
 // ---- Backward ----------------------------------------------------------------------------------
@@ -371,22 +284,13 @@ struct BackwardArgs {
   Planes<5> planes;  // dy, x, y, dx, dresidual
   const T *dy, *x, *y;
   T *dx, *dresidual;
-  ChannelVector<T> weight, bias, dweight, dbias;  // dweight, dbias: where sets are channels
-  const Acc *mean, *rstd;                         // [sets]
-  Sums<Acc, 2>* sums;  // [samples, parts, channels]: of dz and of dz * xhat; or nullptr
+  ChannelVector<Acc> weight, bias, dweight, dbias;  // dweight, dbias: where sets are channels
+  SetVector<Acc> mean, rstd;
+  PartialSums<Acc>* sums;  // [samples, channels, parts] or nullptr
   Acc count;
   int64_t channels;
   dlk_activation activation;
 };
-
-// Sums over the `lanes` of each unit.
-template <class Acc>
-__device__ __forceinline__ void sum_lanes(Acc (&v)[2], int lanes) {
-  for (int mask = lanes / 2; mask > 0; mask /= 2) {
-    v[0] += shuffle_xor(v[0], mask);
-    v[1] += shuffle_xor(v[1], mask);
-  }
-}
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) planes_backward_kernel(BackwardArgs<T> args) {
@@ -409,30 +313,19 @@ __global__ void __launch_bounds__(kThreads, 2) planes_backward_kernel(BackwardAr
     copy(xs, args.x, 1);
     if (args.y) copy(ys, args.y, 2);
   });
-  const int64_t set = thread.active ? thread.set : 0;
-  const Acc mean = args.mean[set], rstd = args.rstd[set];
+  const int64_t sample = thread.active ? thread.sample : 0;
+  const int of_sample = thread.active ? thread.of_sample : 0;
+  const Acc mean = args.mean.load(sample, of_sample), rstd = args.rstd.load(sample, of_sample);
   const bool one_channel = args.planes.channels_of_segment == 0;
   wait_for_copies();
 
   // dz and x - mean of a piece.
   const auto load = [&](int slot, Acc scale, Acc bias, Acc(&dz)[kE], Acc(&d)[kE]) {
     const Piece<T> dy = piece_at<T>(slots + slot), x = piece_at<T>(xs + slot);
-#pragma unroll
-    for (int e = 0; e < kE; ++e) {
-      dz[e] = static_cast<Acc>(dy.get(e));
-      d[e] = static_cast<Acc>(x.get(e)) - mean;
-    }
-    if (args.activation == DLK_ACTIVATION_NONE) return;
-    Acc z[kE];
-    if (args.y) {
-      const Piece<T> y = piece_at<T>(ys + slot);
-#pragma unroll
-      for (int e = 0; e < kE; ++e) z[e] = static_cast<Acc>(y.get(e));
-    } else {
-#pragma unroll
-      for (int e = 0; e < kE; ++e) z[e] = d[e] * scale + bias;
-    }
-    activate_backward(args.activation, z, dz);
+    Piece<T> y{};
+    if (args.y) y = piece_at<T>(ys + slot);
+    gradients(args.activation, dy, x, args.y != nullptr, y, Same<Acc>{mean}, Same<Acc>{scale},
+              Same<Acc>{bias}, dz, d);
   };
 
   Acc total[2] = {0, 0};
@@ -457,8 +350,7 @@ __global__ void __launch_bounds__(kThreads, 2) planes_backward_kernel(BackwardAr
       sum_lanes(sums, args.planes.plan.lanes);
       if (thread.lane == 0 && unit.end > 0) {
         const int64_t parts = args.planes.plan.parts.divisor();
-        args.sums[(thread.sample * parts + unit.part) * args.channels + c] = {
-            {sums[0], sums[1] * rstd}};
+        args.sums[(thread.sample * args.channels + c) * parts + unit.part] = {sums[0], sums[1]};
       }
     }
   });
@@ -489,20 +381,7 @@ __global__ void __launch_bounds__(kThreads, 2) planes_backward_kernel(BackwardAr
       store_piece(dx + i, rounded<T>(dz), unit.end - i, args.planes.align[3]);
     }
   });
-  thread.end();
 }
-
-// Gradients of weight and bias from the sums that a backward kernel left.
-template <class T>
-struct FinishSums {
-  using Acc = Accumulator<T>;
-  ChannelVector<T> dweight, dbias;
-
-  __device__ void finish(int64_t channel, const Sums<Acc, 2>& sums) const {
-    if (dbias) dbias.store(channel, sums.v[0]);
-    if (dweight) dweight.store(channel, sums.v[1]);
-  }
-};
 
 // ---- Host --------------------------------------------------------------------------------------
 
@@ -510,6 +389,13 @@ struct FinishSums {
 struct Planar {
   int64_t samples, channels, length;
   int64_t sample_stride, channel_stride;
+
+  int64_t segments(const SetShape& shape) const {
+    return shape.groups ? channels / shape.groups : samples;
+  }
+  int64_t sets(const SetShape& shape) const {
+    return shape.groups ? samples * shape.groups : channels;
+  }
 };
 
 // False where a tensor is not [samples, channels, length] with neighbouring positions.
@@ -524,36 +410,13 @@ bool planar(const Tensor& t, int channel, Planar& p) {
   return true;
 }
 
-// Why the tensors cannot be worked on; `held`: of them in shared memory.
-const char* unsuitable(const SetShape& shape, std::initializer_list<const Tensor*> tensors,
-                       int held) {
-  const Tensor& x = **tensors.begin();
-  if (x.numel() == 0) return "there is nothing to normalise";
-  Planar p{};
-  for (const Tensor* t : tensors) {
-    if (*t && !planar(*t, shape.channel, p)) return "positions of a channel are not neighbours";
-  }
-  const int piece = static_cast<int>(16 / dtype_size(x.dtype));
-  if (p.length < piece) return "channels have too few positions";
-  const int64_t segments = shape.groups ? p.channels / shape.groups : p.samples;
-  if (p.length >> 30 || segments >> 24 || p.channels >> 31 ||
-      segments * ceil_div(p.length, piece) >> 24) {
-    return "sets are too large for shared memory";
-  }
-  const Plan plan = plan_set(segments, p.length, piece, held);
-  if (plan.bytes(held) > kMostBytes) return "sets are too large for shared memory";
-  const int64_t sets = shape.groups ? p.samples * shape.groups : p.channels;
-  if (sets * plan.blocks() >> 31) return "too many sets";
-  return nullptr;
-}
-
 template <class T, int N>
-Planes<N> planes_of(const SetShape& shape, const Tensor* const (&tensors)[N], int held) {
+Planes<N> planes_of(const SetShape& shape, const Tensor* const (&tensors)[N]) {
   Planar p{};
   planar(*tensors[0], shape.channel, p);
   const int64_t each = shape.groups ? p.channels / shape.groups : 1;
   Planes<N> planes{};
-  planes.plan = plan_set(shape.groups ? each : p.samples, p.length, kPiece<T>, held);
+  planes.plan = plan_set(p.segments(shape), p.length, kPiece<T>);
   planes.sets = shape.groups ? p.samples * shape.groups : p.channels;
   planes.of_sample = FastDiv(shape.groups ? shape.groups : p.channels);
   planes.channels_of_set = static_cast<int>(each);
@@ -573,73 +436,82 @@ Planes<N> planes_of(const SetShape& shape, const Tensor* const (&tensors)[N], in
   return planes;
 }
 
-template <int N>
-unsigned grid_of(const Planes<N>& planes) {
-  return static_cast<unsigned>(ceil_div(planes.sets, planes.plan.sets()) * planes.plan.blocks());
+// Why the tensors cannot be worked on; `held`: of them in shared memory.
+const char* unsuitable(const SetShape& shape, std::initializer_list<const Tensor*> tensors,
+                       int held) {
+  const Tensor& x = **tensors.begin();
+  if (x.numel() == 0) return "there is nothing to normalise";
+  Planar p{};
+  for (const Tensor* t : tensors) {
+    if (*t && !planar(*t, shape.channel, p)) return "positions of a channel are not neighbours";
+  }
+  const int piece = static_cast<int>(16 / dtype_size(x.dtype));
+  if (p.length < piece) return "channels have too few positions";
+  const int64_t segments = p.segments(shape), pieces = ceil_div(p.length, piece);
+  const char* const large = "sets are too large for shared memory";
+  if (p.channels >> 31 || p.length >> 24 || segments * pieces >> 24) return large;
+  const Plan plan = plan_set(segments, p.length, piece);
+  if (plan.bytes(held) > kMostBytes) return large;
+  return p.sets(shape) >> 31 ? "too many sets" : nullptr;
 }
 
-bool one_piece(const Tensor& t) { return !t || t.is_contiguous(); }
+template <int N>
+unsigned grid_of(const Planes<N>& planes) {
+  return static_cast<unsigned>(ceil_div(planes.sets, planes.plan.sets()));
+}
 
 int held(const SetForward& p) { return p.residual ? 2 : 1; }
 int held(const SetBackward& p) { return p.y && p.activation != DLK_ACTIVATION_NONE ? 3 : 2; }
 
 const char* supports_forward(const SetForward& p) {
   if (p.given) return "the statistics are given";
-  if (!one_piece(p.mean) || !one_piece(p.rstd)) return "mean or rstd is strided";
   return unsuitable(p.shape, {&p.x, &p.residual, &p.y}, held(p));
 }
 
 size_t forward_workspace(const SetForward& p) {
   if (!averages_samples(p)) return 0;
-  const int64_t sets = p.x.shape[0] * p.shape.channels(p.x);
-  return (2 * sets + average_items(p)) * dtype_size(accumulator_of(p.x.dtype));
+  return 2 * sets_of(p.x, p.shape) * dtype_size(accumulator_of(p.x.dtype));
 }
 
 template <class T>
 void launch_forward(const SetForward& p, const Launch& launch) {
   using Acc = Accumulator<T>;
   ForwardArgs<T> args{};
-  args.planes = planes_of<T, 3>(p.shape, {&p.x, &p.residual, &p.y}, held(p));
+  args.planes = planes_of<T, 3>(p.shape, {&p.x, &p.residual, &p.y});
   args.x = p.x.as<const T>();
   args.residual = p.residual.as<const T>();
   args.y = p.y.as<T>();
-  args.weight = ChannelVector<T>(p.weight);
-  args.bias = ChannelVector<T>(p.bias);
-  args.mean = p.mean.as<Acc>();
-  args.rstd = p.rstd.as<Acc>();
-  args.running = Running<T>(p);
+  args.weight = ChannelVector<Acc>(p.weight);
+  args.bias = ChannelVector<Acc>(p.bias);
+  args.mean = SetVector<Acc>(p.mean);
+  args.rstd = SetVector<Acc>(p.rstd);
+  args.running = Running<Acc>(p);
   args.averages = averages_samples(p) ? static_cast<Acc*>(launch.workspace) : nullptr;
   args.count = static_cast<Acc>(p.x.numel() / args.planes.sets);
   args.eps = p.eps;
   args.activation = p.activation;
   const Plan& plan = args.planes.plan;
-  launch_clusters(planes_forward_kernel<T>, grid_of(args.planes), kThreads, plan.bytes(held(p)),
-                  launch.stream, plan.blocks(), args);
-  if (args.averages) {
-    auto* partial = reinterpret_cast<Sums<Acc, 2>*>(args.averages + 2 * args.planes.sets);
-    average_statistics<T>(p, args.averages, partial, launch.stream);
-  }
+  launch_kernel(planes_forward_kernel<T>, grid_of(args.planes), kThreads, plan.bytes(held(p)),
+                launch.stream, args);
+  if (args.averages) average_statistics(p, args.averages, launch.stream);
   count_batch(p, launch.stream);
 }
 
-bool needs_channel_sums(const SetBackward& p) { return p.shape.groups && (p.dweight || p.dbias); }
-
 const char* supports_backward(const SetBackward& p) {
   if (p.given) return "the statistics are given";
-  if (!one_piece(p.mean) || !one_piece(p.rstd)) return "mean or rstd is strided";
   return unsuitable(p.shape, {&p.dy, &p.x, &p.y, &p.dx, &p.dresidual}, held(p));
 }
 
 template <class T>
 Planes<5> planes_of(const SetBackward& p) {
-  return planes_of<T, 5>(p.shape, {&p.dy, &p.x, &p.y, &p.dx, &p.dresidual}, held(p));
+  return planes_of<T, 5>(p.shape, {&p.dy, &p.x, &p.y, &p.dx, &p.dresidual});
 }
 
 size_t backward_workspace(const SetBackward& p) {
-  if (!needs_channel_sums(p)) return 0;
+  if (!needs_channel_gradients(p)) return 0;
   return dispatch_floating(p.x.dtype, [&]<class T>() {
     return p.x.shape[0] * planes_of<T>(p).plan.parts.divisor() * p.shape.channels(p.x) *
-           sizeof(Sums<Accumulator<T>, 2>);
+           sizeof(PartialSums<Accumulator<T>>);
   });
 }
 
@@ -653,25 +525,22 @@ void launch_backward(const SetBackward& p, const Launch& launch) {
   args.y = held(p) == 3 ? p.y.as<const T>() : nullptr;
   args.dx = p.dx.as<T>();
   args.dresidual = p.dresidual.as<T>();
-  args.weight = ChannelVector<T>(p.weight);
-  args.bias = ChannelVector<T>(p.bias);
+  args.weight = ChannelVector<Acc>(p.weight);
+  args.bias = ChannelVector<Acc>(p.bias);
   if (!p.shape.groups) {
-    args.dweight = ChannelVector<T>(p.dweight);
-    args.dbias = ChannelVector<T>(p.dbias);
+    args.dweight = ChannelVector<Acc>(p.dweight);
+    args.dbias = ChannelVector<Acc>(p.dbias);
   }
-  args.mean = p.mean.as<const Acc>();
-  args.rstd = p.rstd.as<const Acc>();
-  if (needs_channel_sums(p)) args.sums = static_cast<Sums<Acc, 2>*>(launch.workspace);
+  args.mean = SetVector<Acc>(p.mean);
+  args.rstd = SetVector<Acc>(p.rstd);
+  if (needs_channel_gradients(p)) args.sums = static_cast<PartialSums<Acc>*>(launch.workspace);
   args.count = static_cast<Acc>(p.x.numel() / args.planes.sets);
   args.channels = p.shape.channels(p.x);
   args.activation = p.activation;
   const Plan& plan = args.planes.plan;
-  launch_clusters(planes_backward_kernel<T>, grid_of(args.planes), kThreads, plan.bytes(held(p)),
-                  launch.stream, plan.blocks(), args);
-  if (args.sums) {
-    finish_columns(FinishSums<T>{ChannelVector<T>(p.dweight), ChannelVector<T>(p.dbias)},
-                   p.x.shape[0] * plan.parts.divisor(), args.channels, args.sums, launch.stream);
-  }
+  launch_kernel(planes_backward_kernel<T>, grid_of(args.planes), kThreads, plan.bytes(held(p)),
+                launch.stream, args);
+  channel_gradients(p, args.sums, plan.parts.divisor(), launch.stream);
 }
 
 }  // namespace

@@ -1,72 +1,65 @@
 // Device code that all implementations of batch and group norm share.
 #pragma once
 
-#include "core/activation_math.h"
-#include "core/fast_math.h"
 #include "core/mixed.h"
 #include "cuda/norm_sets.h"
-#include "cuda/prims/columns.cuh"
+#include "cuda/prims/gpu.h"
 
 namespace dlkern::gpu {
 
+// Elements whose type is known at run time alone: Acc, or a 16-bit one where Acc is float.
 template <class Acc>
-__device__ __forceinline__ Acc norm_activation(dlk_activation kind, Acc z) {
-  const ActivationScalars<Acc> scalars;
-  if (kind == DLK_ACTIVATION_RELU) {
-    return activation_forward<DLK_ACTIVATION_RELU, FastMath>(z, scalars);
-  }
-  if (kind == DLK_ACTIVATION_SILU) {
-    return activation_forward<DLK_ACTIVATION_SILU, FastMath>(z, scalars);
-  }
-  return z;
-}
-// dy * f'(z)
-template <class Acc>
-__device__ __forceinline__ Acc norm_activation_backward(dlk_activation kind, Acc dy, Acc z) {
-  const ActivationScalars<Acc> scalars;
-  if (kind == DLK_ACTIVATION_RELU) {
-    return activation_backward<DLK_ACTIVATION_RELU, FastMath>(dy, z, scalars);
-  }
-  if (kind == DLK_ACTIVATION_SILU) {
-    return activation_backward<DLK_ACTIVATION_SILU, FastMath>(dy, z, scalars);
-  }
-  return dy;
-}
-
-// A parameter of each channel, of type T or of the one T is summed in. An absent one is false.
-template <class T>
-struct ChannelVector {
-  using Acc = Accumulator<T>;
+struct Values {
   void* data = nullptr;
-  int64_t stride = 1;
-  bool wide = true;  // of type Acc
+  DType dtype = DType::kUnknown;
 
-  ChannelVector() = default;
-  explicit ChannelVector(const Tensor& t)
-      : data(t.data), stride(t.strides[0]), wide(dtype_size(t.dtype) == sizeof(Acc)) {}
+  Values() = default;
+  explicit Values(const Tensor& t) : data(t.data), dtype(t.dtype) {}
 
-  DLK_HD explicit operator bool() const { return data != nullptr; }
-  __device__ __forceinline__ Acc load(int64_t c) const {
-    return wide ? static_cast<const Acc*>(data)[c * stride]
-                : static_cast<Acc>(static_cast<const T*>(data)[c * stride]);
-  }
-  __device__ __forceinline__ Acc load_or(int64_t c, Acc absent) const {
-    return data ? load(c) : absent;
-  }
-  __device__ __forceinline__ void store(int64_t c, Acc value) const {
-    if (wide) {
-      static_cast<Acc*>(data)[c * stride] = value;
-    } else {
-      static_cast<T*>(data)[c * stride] = static_cast<T>(value);
+  __device__ __forceinline__ explicit operator bool() const { return data != nullptr; }
+  __device__ __forceinline__ Acc load(int64_t i) const {
+    if constexpr (std::is_same_v<Acc, float>) {
+      if (dtype == DType::kBFloat16) return static_cast<float>(static_cast<BFloat16*>(data)[i]);
+      if (dtype == DType::kFloat16) return static_cast<float>(static_cast<Half*>(data)[i]);
     }
+    return static_cast<Acc*>(data)[i];
+  }
+  __device__ __forceinline__ void store(int64_t i, Acc v) const {
+    if constexpr (std::is_same_v<Acc, float>) {
+      if (dtype == DType::kBFloat16) {
+        static_cast<BFloat16*>(data)[i] = BFloat16(v);
+        return;
+      }
+      if (dtype == DType::kFloat16) {
+        static_cast<Half*>(data)[i] = Half(v);
+        return;
+      }
+    }
+    static_cast<Acc*>(data)[i] = v;
   }
 };
 
+// A parameter of each channel. An absent one is false.
+template <class Acc>
+struct ChannelVector {
+  Values<Acc> values;
+  int64_t stride = 1;
+
+  ChannelVector() = default;
+  explicit ChannelVector(const Tensor& t) : values(t), stride(t.strides[0]) {}
+
+  __device__ __forceinline__ explicit operator bool() const { return bool(values); }
+  __device__ __forceinline__ Acc load(int64_t c) const { return values.load(c * stride); }
+  __device__ __forceinline__ Acc load_or(int64_t c, Acc absent) const {
+    return values ? load(c) : absent;
+  }
+  __device__ __forceinline__ void store(int64_t c, Acc v) const { values.store(c * stride, v); }
+};
+
 // running = (1 - momentum) running + momentum now, per channel.
-template <class T>
+template <class Acc>
 struct Running {
-  using Acc = Accumulator<T>;
-  ChannelVector<T> mean, var;
+  ChannelVector<Acc> mean, var;
   double momentum = 0;
   const int64_t* cumulative = nullptr;  // momentum is 1 / (this + 1); nullptr: it is not
 
@@ -84,45 +77,35 @@ struct Running {
   }
 };
 
-// The averages over samples that update the running statistics of instance norm: a column is a
-// channel, a position a sample.
-template <class T>
-struct AverageStatistics {
-  using Acc = Accumulator<T>;
-  const Acc* statistics;  // [N, C, 2]: mean and unbiased variance
-  int64_t channels, samples;
-  Running<T> running;
+// A statistic of each set, by sample (0 where sets are channels) and number of the set in it.
+template <class Acc>
+struct SetVector {
+  Values<Acc> values;
+  int64_t sample_stride = 0, set_stride = 0;
 
-  __device__ Sums<Acc, 2> load(int64_t channel, int64_t sample) const {
-    const Acc* at = statistics + 2 * (sample * channels + channel);
-    return {{at[0], at[1]}};
+  SetVector() = default;
+  explicit SetVector(const Tensor& t)
+      : values(t),
+        sample_stride(t.ndim == 2 ? t.strides[0] : 0),
+        set_stride(t ? t.strides[t.ndim - 1] : 0) {}
+
+  __device__ __forceinline__ explicit operator bool() const { return bool(values); }
+  __device__ __forceinline__ Acc load(int64_t sample, int64_t set) const {
+    return values.load(sample * sample_stride + set * set_stride);
   }
-  __device__ void finish(int64_t channel, const Sums<Acc, 2>& sums) const {
-    running.update(channel, sums.v[0] / Acc(samples), sums.v[1] / Acc(samples));
+  __device__ __forceinline__ void store(int64_t sample, int64_t set, Acc v) const {
+    values.store(sample * sample_stride + set * set_stride, v);
   }
 };
 
-inline ColumnTiles average_tiles(const SetForward& p) {
-  return ColumnTiles(p.x.shape[0], p.shape.channels(p.x), true);
-}
-// Workspace in items of the type that is summed in, beside 2 for each set.
-inline size_t average_items(const SetForward& p) {
-  return averages_samples(p) ? 2 * average_tiles(p).partials() : 0;
-}
-template <class T>
-void average_statistics(const SetForward& p, const Accumulator<T>* averages,
-                        Sums<Accumulator<T>, 2>* partial, void* stream) {
-  const AverageStatistics<T> f{averages, p.shape.channels(p.x), p.x.shape[0], Running<T>(p)};
-  reduce_columns(f, average_tiles(p), partial, stream);
-}
-
-static __global__ void count_batch_kernel(int64_t* num_batches) { ++*num_batches; }
-
+// What is left to do after kernels that hold whole sets (norm_merge.cu).
+//
+// Running statistics from averages [samples, channels, 2]: mean and unbiased variance.
+void average_statistics(const SetForward& p, const void* averages, void* stream);
 // After the kernels that read the number.
-inline void count_batch(const SetForward& p, void* stream) {
-  if (p.num_batches) {
-    launch_kernel(count_batch_kernel, 1, 1, 0, stream, p.num_batches.as<int64_t>());
-  }
-}
+void count_batch(const SetForward& p, void* stream);
+// Group norm's gradients of weight and bias, from PartialSums [samples, channels, parts].
+bool needs_channel_gradients(const SetBackward& p);
+void channel_gradients(const SetBackward& p, const void* sums, int64_t parts, void* stream);
 
 }  // namespace dlkern::gpu

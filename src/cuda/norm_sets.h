@@ -70,9 +70,9 @@ struct SetNorm {
   size_t (*backward_workspace)(const SetBackward&);
   void (*backward)(const SetBackward&, const Launch&);
 };
-extern SetNorm kSetsOfPlanes;    // norm_planes.cu
-extern SetNorm kSetsOfColumns;   // norm_columns.cu
-extern SetNorm kSetsAnyStrides;  // norm_sets.cu
+extern SetNorm kSetsOfPlanes;   // norm_planes.cu
+extern SetNorm kSetsOfColumns;  // norm_columns.cu
+extern SetNorm kSetsOfStreams;  // norm_streams.cu
 
 // `norm` as an implementation of a Problem, which sets_of() turns into a SetForward or SetBackward.
 template <SetNorm& norm, class Problem, SetForward (*sets_of)(const Problem&)>

@@ -43,6 +43,19 @@ struct Piece {
       word[2 * e + 1] = static_cast<uint32_t>(bits >> 32);
     }
   }
+  // The first element becomes the last.
+  __device__ __forceinline__ void rotate() {
+    const T first = get(0);
+    if constexpr (sizeof(T) == 2) {
+#pragma unroll
+      for (int w = 0; w < 3; ++w) word[w] = word[w] >> 16 | word[w + 1] << 16;
+      word[3] >>= 16;
+    } else {
+#pragma unroll
+      for (int w = 0; w + sizeof(T) / 4 < 4; ++w) word[w] = word[w + sizeof(T) / 4];
+    }
+    set(16 / sizeof(T) - 1, first);
+  }
   // The compiler cannot look through this: what was computed of the elements before is computed
   // again behind it, and not kept or brought forward. Elements of 16 bits on their own take as many
   // registers as float32.
