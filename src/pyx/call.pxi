@@ -53,9 +53,14 @@ cdef extern from *:
 
 _explained = _thread_local()
 
+# What earlier calls needed: see Call.pending().
+cdef set _ops_with_scratch = set()
+cdef dict _scratch_bytes = {}
+
 cdef enum:
     SLOTS = 16
     MAX_DIMS = 8
+    MOST_REMEMBERED = 1024       # kinds of calls
 
 
 # Slots never move: C functions are given pointers to their tensors.
@@ -238,24 +243,44 @@ cdef class Call:
     # ---- The run -----------------------------------------------------------------------------
 
     cdef bint pending(self) except -1:
-        """True before the C function is to be called: once, and once more when it asked for a
-        workspace that the caller did not provide."""
+        """True before the C function is to be called: once, and once more when it asked for more
+        workspace than it was given. What a call like it needed before is there at once."""
         cdef dlk_plan plan
-        cdef int64_t bytes
         self.attempts += 1
         if self.attempts == 1:
+            if (self.op in _ops_with_scratch and self.first_tensor != NULL
+                    and self.launch.workspace == NULL
+                    and not self.launch.flags & DLK_LAUNCH_PLAN_ONLY):
+                self.provide(_scratch_bytes.get(self.likeness(), 0))
             return True
         if (self.status != DLK_WORKSPACE_TOO_SMALL or self.attempts > 2
-                or self.launch.workspace != NULL):
+                or (self.launch.workspace != NULL and self.scratch is None)):
             return False
         plan.struct_size = sizeof(dlk_plan)
         check(dlk_explain_last(&plan))
-        bytes = plan.workspace_bytes
-        tensor = self.allocate("workspace", 1, &bytes, dtype_named("uint8"))
+        _ops_with_scratch.add(self.op)
+        if len(_scratch_bytes) >= MOST_REMEMBERED:
+            _scratch_bytes.clear()
+        _scratch_bytes[self.likeness()] = plan.workspace_bytes
+        self.provide(plan.workspace_bytes)
+        return True
+
+    cdef tuple likeness(self):
+        """What calls have in common that need the same workspace, mostly."""
+        cdef const DLTensor* like = self.first_tensor
+        return self.op, like.dtype.code << 8 | like.dtype.bits, self.count, \
+            (<char*>like.shape)[:like.ndim * sizeof(int64_t)]
+
+    cdef int provide(self, int64_t size) except -1:
+        """Scratch memory of `size` bytes, in order with the call's stream."""
+        self.launch.workspace, self.launch.workspace_bytes = NULL, 0
+        if size == 0:
+            return 0
+        tensor = self.allocate("workspace", 1, &size, dtype_named("uint8"))
         self.scratch = self.outputs.pop()
         self.launch.workspace = <char*>tensor.data + tensor.byte_offset
-        self.launch.workspace_bytes = bytes
-        return True
+        self.launch.workspace_bytes = size
+        return 0
 
     cdef object result(self):
         """Raises for a failed call; else the outputs: one array, or a tuple, or None."""
