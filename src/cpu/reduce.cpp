@@ -56,7 +56,8 @@ struct Chain {
       std::fill_n(lane, kLanes, kNeutral);
       int64_t i = 0;
       for (; i + kLanes <= n; i += kLanes) {
-        for (int k = 0; k < kLanes; ++k) lane[k] = join<kProduct>(lane[k], v[i + k]);
+        DLK_SIMD  // or gcc shuffles what it takes from several i
+            for (int k = 0; k < kLanes; ++k) lane[k] = join<kProduct>(lane[k], v[i + k]);
       }
       for (int k = 0; i < n; ++i, ++k) lane[k] = join<kProduct>(lane[k], v[i]);
       for (int width = kLanes / 2; width > 0; width /= 2) {
@@ -403,6 +404,12 @@ class Reducer {
     return o;
   }
 
+  // Of the next result in a row.
+  Offsets next(const Offsets& of) const {
+    const auto& stride = walk_.kept.stride;
+    return {{of.at[0] + stride[0][0], of.at[1] + stride[1][0], of.at[2] + stride[2][0]}};
+  }
+
   // One block of each result of a tile; result j's partial goes to out[j * blocks].
   void reduce_tile(int64_t tile, int64_t block, Scratch& scratch, Partial* out) const {
     const auto [result, w] = results_of(tile);
@@ -411,8 +418,10 @@ class Reducer {
       reduce_columns(result, w, begin, end, scratch, out);
       return;
     }
+    const bool in_one_row = walk_.kept.ndim <= 1;
+    Offsets at = offset(result, 0);
     for (int64_t j = 0; j < w; ++j) {
-      const Offsets at = offset(result, j);
+      if (j > 0) at = in_one_row ? next(at) : offset(result, j);
       const Acc* v = read_block(p_.x.as<T>() + at[0], begin, end, scratch.values[0]);
       if (term_ != Term::kValue) {
         const Acc pivot = pivot_ ? static_cast<Acc>(pivot_.as<T>()[at[2]]) : Acc(0);

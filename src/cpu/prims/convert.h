@@ -45,6 +45,10 @@ inline void load_span(const T* src, int64_t stride, int64_t n, Acc* dst) {
     std::fill_n(dst, n, n ? widen<Acc>(*src) : Acc(0));
     return;
   }
+  if (stride == 2) {  // a constant stride is vectorised
+    for (; i < n; ++i) dst[i] = widen<Acc>(src[2 * i]);
+    return;
+  }
   for (; i < n; ++i) dst[i] = widen<Acc>(src[i * stride]);
 }
 
