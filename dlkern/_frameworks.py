@@ -33,6 +33,9 @@ class Adapter:
     allocates_by_api = True
     #: Called as check(where, array) before an array is used, to refuse what DLPack would hide.
     check: Any = None
+    #: Arrays can be read by CuPy's attributes, which is quicker than a capsule: data.ptr,
+    #: data.device_id, dtype.char, shape, strides.
+    has_attributes = False
     #: Where most arrays need no check: the layout of such an array and the module whose
     #: _current_level is negative outside forward-mode differentiation, both PyTorch's.
     plain: tuple[Any, Any] | None = None
@@ -222,8 +225,13 @@ class _CuPy(Adapter):
         import cupy
 
         self.cupy = cupy
+        self.has_attributes = cls is cupy.ndarray and not cupy.cuda.runtime.is_hip
+        # Without the Stream object that get_current_stream() makes, where this CuPy has it.
+        self.stream_pointer = getattr(cupy.cuda.stream, "get_current_stream_ptr", None)
 
     def current_stream(self, device_id: int) -> int:
+        if self.stream_pointer is not None:
+            return self.stream_pointer(device_id)
         return self.cupy.cuda.get_current_stream(device_id).ptr
 
     def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:

@@ -59,7 +59,6 @@ cdef dict _scratch_bytes = {}
 
 cdef enum:
     SLOTS = 16
-    MAX_DIMS = 8
     MOST_REMEMBERED = 1024       # kinds of calls
 
 
@@ -375,6 +374,11 @@ cdef class Call:
 
     cdef int take(self, str name, object array, Framework framework, Slot* slot) except -1:
         """Through a capsule: of the array's __dlpack__, or the array is one itself."""
+        if (framework.has_attributes and not self.explicit_stream
+                and read_attributes(array, slot)):
+            if self.first is None:
+                self.set_first(name, array, framework, &slot.tensor)
+            return 0
         cdef str where = f"{self.op}: {name}"
         if is_capsule(array):
             take_capsule(array, where, slot)

@@ -35,12 +35,14 @@ cdef class Framework:
     cdef const DLPackExchangeAPI* api
     cdef bint checked      # the adapter wants to look at each array before it is used
     cdef bint numpy
+    cdef bint has_attributes
     cdef object strided    # torch.strided, for PyTorch's own classes
     cdef object forward_ad
 
     def __cinit__(self, cls):
         self.adapter = _adapter_of(cls)
         self.checked = self.adapter.check is not None
+        self.has_attributes = self.adapter.has_attributes
         self.strided, self.forward_ad = self.adapter.plain or (None, None)
         self.numpy = self.adapter.name == "numpy"
         self.api = NULL
@@ -79,12 +81,17 @@ cdef inline Framework framework_of(object array):
     return <Framework>found
 
 
+cdef enum:
+    MAX_DIMS = 8
+
+
 # ---- In --------------------------------------------------------------------------------------
 
 cdef enum Owner:
     BORROWED      # the caller's argument keeps it alive
     LEGACY        # a DLManagedTensor to delete
     VERSIONED     # a DLManagedTensorVersioned to delete
+    EXTENTS       # shape and strides in memory of ours; the argument keeps its elements alive
 
 
 cdef struct Slot:
@@ -103,7 +110,49 @@ cdef void release(Slot* slot) noexcept:
         versioned = <DLManagedTensorVersioned*>slot.managed
         if versioned.deleter != NULL:
             versioned.deleter(versioned)
+    elif slot.owner == EXTENTS:
+        PyMem_Free(slot.managed)
     slot.owner = BORROWED
+
+
+# Of NumPy's own types, by the character that NumPy gives them.
+cdef dict _dtype_chars = {
+    "d": "float64", "f": "float32", "e": "float16", "?": "bool", "b": "int8", "B": "uint8",
+    "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "l": "int64", "L": "uint64",
+    "q": "int64", "Q": "uint64",
+}
+
+
+cdef bint read_attributes(object array, Slot* slot) except -1:
+    """The tensor of an array of a GPU by its attributes. False where that does not describe it."""
+    cdef tuple shape = array.shape, strides = array.strides
+    cdef Py_ssize_t ndim = len(shape)
+    name = _dtype_chars.get(array.dtype.char)
+    if name is None or ndim > MAX_DIMS:
+        return False
+    cdef DLDataType dtype = dtype_named(name)
+    cdef int64_t itemsize = dtype.bits // 8, step
+    cdef int64_t* extents = <int64_t*>PyMem_Malloc(2 * MAX_DIMS * sizeof(int64_t))
+    if extents == NULL:
+        raise MemoryError
+    slot.managed, slot.owner = extents, EXTENTS
+    for d in range(ndim):
+        extents[d] = shape[d]
+        step = strides[d]
+        if step % itemsize != 0:
+            release(slot)
+            return False
+        extents[MAX_DIMS + d] = step // itemsize
+    memory = array.data
+    slot.tensor.data = <void*><uintptr_t>memory.ptr
+    slot.tensor.device.device_type = kDLCUDA
+    slot.tensor.device.device_id = memory.device_id
+    slot.tensor.ndim = <int32_t>ndim
+    slot.tensor.dtype = dtype
+    slot.tensor.shape = extents
+    slot.tensor.strides = extents + MAX_DIMS
+    slot.tensor.byte_offset = 0
+    return True
 
 
 cdef int take_capsule(object capsule, str where, Slot* slot) except -1:
