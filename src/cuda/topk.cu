@@ -5,6 +5,9 @@
 //
 //   "teams"   short rows, few of them: a team of lanes has the row in registers and takes its best
 //             element k times. Each element is read once
+//   "registers"  rows of up to 64 KB: a block has the row in registers and finds the k-th
+//             entry bit by bit, by counts of those that are not below a bound, until there are k.
+//             These are sorted in shared memory. Each element is read once
 //   "filter"  few of a long row: each thread finds the best of its elements. The k-th best of these
 //             is a bound that k elements reach, and mostly few more; a second pass, which finds the
 //             row in the L2 cache, collects what reaches it, and that is sorted. Where too many
@@ -13,12 +16,11 @@
 //             so far; then the elements before it and the first ones equal to it are collected, and
 //             sorted in shared memory or, for many, in the workspace
 //
-// "teams" and "filter" are bound by memory, "radix" by its shared-memory atomics and passes.
-// The gradient: zeros, then one store for each element that was selected.
+// "filter" is bound by memory, "teams" and "registers" by instructions, "radix" by its shared-memory
+// atomics and passes.
 // Reference for the filter: Johnson, Douze, Jegou, "Billion-scale similarity search with GPUs", 2017.
 #include <bit>
 
-#include "cuda/prims/elementwise.cuh"
 #include "cuda/prims/row_pieces.cuh"
 #include "ops/reduce.h"
 #include "ops/topk.h"
@@ -31,7 +33,7 @@ using namespace gpu;
 constexpr int kBlock = 512;
 constexpr int kBuffer = 2048;     // entries that are sorted in shared memory
 constexpr int kFilterMost = 256;  // k of "filter": half of the bests of the threads
-constexpr int kTeamMost = 32;     // k of "teams"
+constexpr int kTeamMost = 8;      // k of "teams"
 constexpr int kTeamPieces = 4;    // of a lane, at most
 
 // Everything by value: a kernel argument.
@@ -162,13 +164,13 @@ __global__ void __launch_bounds__(256) teams_kernel(Rows<T> rows, int lanes) {
 
 // ---- Blocks ------------------------------------------------------------------------------------
 
-// Sorts count entries, a power of 2, which the block shares.
+// Sorts count entries, a power of 2, in memory that the block shares.
 template <class Key>
 __device__ void sort_entries(Entry<Key>* entries, int count) {
   for (int size = 2; size <= count; size *= 2) {
     for (int half = size / 2; half > 0; half /= 2) {
       __syncthreads();
-      for (int t = threadIdx.x; t < count / 2; t += kBlock) {
+      for (int t = threadIdx.x; t < count / 2; t += blockDim.x) {
         const int i = 2 * t - (t & (half - 1)), j = i + half;
         const bool up = (i & size) == 0;
         const Entry<Key> a = entries[i], b = entries[j];
@@ -178,6 +180,101 @@ __device__ void sort_entries(Entry<Key>* entries, int count) {
   }
   __syncthreads();
 }
+
+// Fills up to a power of 2, sorts, and puts the k first.
+template <class T>
+__device__ void sort_and_put(const Rows<T>& rows, const int64_t (&at)[3], Entry<KeyOf<T>>* entries,
+                             int count) {
+  int size = 2;
+  while (size < count) size *= 2;
+  __syncthreads();
+  for (int i = count + threadIdx.x; i < size; i += blockDim.x) entries[i] = {0, UINT32_MAX};
+  sort_entries(entries, size);
+  for (int j = threadIdx.x; j < rows.k; j += blockDim.x) rows.put(at, j, entries[j].index);
+  __syncthreads();
+}
+
+// ---- Rows in registers -------------------------------------------------------------------------
+
+template <class T>
+using KeyBits =
+    std::conditional_t<sizeof(T) == 2, uint16_t,
+                       std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+
+// The sum over the block. Slots of one call are read until the next but one begins.
+struct BlockCount {
+  int turn = 0;
+
+  __device__ __forceinline__ int operator()(int v) {
+    __shared__ int slots[2][kRowThreads / kRowLanes];
+    const int warps = blockDim.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+    v = warp_reduce(v, Sum{});
+    if (warps <= 1) return v;
+    if (lane == 0) slots[turn][threadIdx.x / kWarpSize] = v;
+    __syncthreads();
+    v = warp_reduce(lane < warps ? slots[turn][lane] : 0, Sum{});
+    turn ^= 1;
+    return v;
+  }
+};
+
+template <class T, int kItems>
+__global__ void __launch_bounds__(kRowThreads) registers_kernel(Rows<T> rows, int align) {
+  using Key = KeyOf<T>;
+  extern __shared__ uint4 dynamic[];
+  __shared__ int found;
+  auto* const entries = reinterpret_cast<Entry<Key>*>(dynamic);
+  int64_t at[3];
+  rows.at.offsets(blockIdx.x, at);
+  RowTeam<false> team(blockDim.x);
+  // The keys in place of the elements; behind the row's end they are 0 and count nowhere.
+  RowPieces<KeyBits<T>, kItems> row;
+  row.load(reinterpret_cast<const KeyBits<T>*>(rows.x) + at[0], rows.n, team, align, 0);
+#pragma unroll
+  for (int e = 0; e < row.kElements; ++e) {
+    const Key key = selection_key(bit_cast_to<T>(row.get(e)), rows.largest);
+    row.set(e, row.place(team, e) < rows.n ? static_cast<KeyBits<T>>(key) : 0);
+  }
+  BlockCount sum;
+  const auto count_if = [&](auto&& counts) {
+    team.forget(), row.forget();
+    int mine = 0;
+#pragma unroll
+    for (int e = 0; e < row.kElements; ++e) {
+      mine += counts(static_cast<Key>(row.get(e)), row.place(team, e));
+    }
+    return sum(mine);
+  };
+  // The k-th entry: first the bits of its key, then, where equal ones are left out, those of its
+  // place, counted from the end.
+  Key bound = 0;
+  int count = rows.n, last = rows.n - 1, from_end = 0;
+  for (int bit = 8 * sizeof(T) - 1; bit >= 0 && count != rows.k; --bit) {
+    const Key higher = bound | Key{1} << bit;
+    const int reached = count_if([&](Key key, int) { return key >= higher; });
+    if (reached >= rows.k) bound = higher, count = reached;
+  }
+  for (int bit = 14; bit >= 0 && count != rows.k; --bit) {
+    const int higher = from_end | 1 << bit, limit = rows.n - 1 - higher;
+    const int reached = count_if(
+        [&](Key key, int i) { return key > bound || (key == bound && i <= limit); });
+    if (reached >= rows.k) from_end = higher, last = limit, count = reached;
+  }
+  if (threadIdx.x == 0) found = 0;
+  __syncthreads();
+  team.forget(), row.forget();
+#pragma unroll
+  for (int e = 0; e < row.kElements; ++e) {
+    const Key key = row.get(e);
+    const int i = row.place(team, e);
+    if (key > bound || (key == bound && i <= last)) {
+      entries[atomicAdd(&found, 1)] = {key, static_cast<uint32_t>(i)};
+    }
+  }
+  sort_and_put(rows, at, entries, rows.k);
+}
+
+// ---- Long rows ---------------------------------------------------------------------------------
 
 // What the block shares.
 template <class Key>
@@ -255,19 +352,6 @@ __device__ void collect(const Rows<T>& rows, const T* row, int equal, Shared<Key
   for (int64_t i = begin; i < end && rank < needed; ++i) {
     if (is_last(i)) to[rows.k - needed + rank++] = {key_of_last, static_cast<uint32_t>(i)};
   }
-}
-
-// Fills up to a power of 2, sorts, and puts the k first.
-template <class T>
-__device__ void sort_and_put(const Rows<T>& rows, const int64_t (&at)[3], Entry<KeyOf<T>>* entries,
-                             int count) {
-  int size = 2;
-  while (size < count) size *= 2;
-  __syncthreads();
-  for (int i = count + threadIdx.x; i < size; i += kBlock) entries[i] = {0, UINT32_MAX};
-  sort_entries(entries, size);
-  for (int j = threadIdx.x; j < rows.k; j += kBlock) rows.put(at, j, entries[j].index);
-  __syncthreads();
 }
 
 template <class T>
@@ -355,10 +439,24 @@ int lanes_for(int64_t pieces) {
 int64_t row_count(const TopK& p) { return p.k() ? p.values.numel() / p.k() : 0; }
 
 const char* teams_supports(const TopK& p) {
-  if (p.k() > kTeamMost) return "k is more than 32";
+  if (p.k() > kTeamMost) return "k is more than 8";
   const auto bytes = static_cast<int64_t>(dtype_size(p.x.dtype));
   if (p.n() * bytes > kRowLanes * kTeamPieces * 16) return "rows are too long for a team of lanes";
   return nullptr;
+}
+// How a block holds a row; size 0: it is too long.
+RowPlan plan_held(int64_t n, int piece) {
+  RowPlan plan = plan_row(n, piece);
+  plan.items = std::max(plan.items, 4);
+  if (plan.blocks() > 1) plan.size = 0;
+  return plan;
+}
+const char* registers_support(const TopK& p) {
+  const RowPlan plan = plan_held(p.n(), static_cast<int>(16 / dtype_size(p.x.dtype)));
+  if (p.x.strides[p.axis] != 1) return "the axis does not have neighbouring elements";
+  if (plan.size == 0) return "rows are too long for the registers of a block";
+  if (row_count(p) > INT32_MAX) return "too many rows";
+  return p.k() > kBuffer ? "k is more than 2048" : nullptr;
 }
 const char* filter_supports(const TopK& p) {
   return p.k() > kFilterMost ? "k is more than 256" : nullptr;
@@ -385,6 +483,17 @@ struct Teams {
   }
 };
 template <class T>
+struct Registers {
+  static void run(const TopK& p, const Rows<T>& rows, const Launch& launch) {
+    const RowPlan plan = plan_held(p.n(), kPiece<T>);
+    const size_t entries = std::max(std::bit_ceil(static_cast<uint64_t>(p.k())), uint64_t{2});
+    launch_kernel(plan.items == 8 ? registers_kernel<T, 8> : registers_kernel<T, 4>,
+                  static_cast<unsigned>(row_count(p)), std::max(plan.size, kWarpSize),
+                  entries * sizeof(Entry<KeyOf<T>>), launch.stream, rows,
+                  row_alignment(rows.x, rows.at, 0, sizeof(T)));
+  }
+};
+template <class T>
 struct Filter {
   static void run(const TopK& p, const Rows<T>& rows, const Launch& launch) {
     launch_kernel(filter_kernel<T>, grid_for(row_count(p), 1, 32), kBlock, 0, launch.stream, rows);
@@ -400,6 +509,7 @@ struct Radix {
 
 constexpr Impl<TopK> kForward[] = {
     {"teams", teams_supports, nullptr, run<Teams>},
+    {"registers", registers_support, nullptr, run<Registers>},
     {"filter", filter_supports, nullptr, run<Filter>},
     {"radix", supports_all,
      [](const TopK& p) {
@@ -410,59 +520,11 @@ constexpr Impl<TopK> kForward[] = {
      run<Radix>},
 };
 
-template <class V>
-struct Zero {
-  template <int W>
-  __device__ void operator()(Pack<V, W>& y) const {
-#pragma unroll
-    for (int i = 0; i < W; ++i) y[i] = V(0);
-  }
-};
-
-template <class T>
-__global__ void scatter_kernel(const T* dy, const void* indices, bool wide, T* dx,
-                               StridedIndex<3> at, int64_t k, int64_t n, int64_t dx_step,
-                               int64_t dy_step, int64_t index_step) {
-  const int64_t step = int64_t{gridDim.x} * blockDim.x, count = at.numel * k;
-  for (int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; t < count; t += step) {
-    const int64_t r = t / k, j = t - r * k;
-    int64_t row[3];
-    at.offsets(r, row);
-    const int64_t from = row[2] + j * index_step;
-    const int64_t i = wide ? static_cast<const int64_t*>(indices)[from]
-                           : static_cast<const int32_t*>(indices)[from];
-    if (i >= 0 && i < n) dx[row[0] + i * dx_step] = dy[row[1] + j * dy_step];
-  }
-}
-
-template <class T>
-void scatter(const TopKBackward& p, const Launch& launch) {
-  map_elements(in_memory_order(make_index<1>({&p.dx})), Zero<Computed<T>>{}, launch.stream,
-               Out<T>{p.dx.as<T>()});
-  const auto rows = rows_of<3>({&p.dx, &p.dy, &p.indices}, p.axis);
-  if (p.dy.numel() == 0) return;
-  launch_kernel(scatter_kernel<T>, grid_for(p.dy.numel(), 256, 16), 256, 0, launch.stream,
-                p.dy.as<T>(), p.indices.data, p.indices.dtype == DType::kInt64, p.dx.as<T>(), rows,
-                p.dy.shape[p.axis], p.dx.shape[p.axis], p.dx.strides[p.axis], p.dy.strides[p.axis],
-                p.indices.strides[p.axis]);
-}
-
-constexpr Impl<TopKBackward> kBackward[] = {
-    {"scatter", supports_all, nullptr,
-     [](const TopKBackward& p, const Launch& launch) {
-       dispatch_floating(p.dx.dtype, [&]<class T>() { scatter<T>(p, launch); });
-     }},
-};
-
 }  // namespace
 
 template <>
 ImplList<TopK> gpu_impls<TopK>() {
   return kForward;
-}
-template <>
-ImplList<TopKBackward> gpu_impls<TopKBackward>() {
-  return kBackward;
 }
 
 }  // namespace dlkern
