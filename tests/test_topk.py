@@ -7,10 +7,12 @@ from oracle import FLOATS, float64, rounded
 
 import dlkern
 
-# Rows that stay in a team's registers, that are filtered, and that are searched digit by digit.
+# Rows that stay in the registers of a team or a block, that are filtered, and that are searched
+# digit by digit.
 CASES = [
     ((1,), 1), ((5, 7), 3), ((300, 64), 2), ((64, 256), 8), ((9, 250), 32), ((3, 2000), 5),
     ((2, 9000), 256), ((2, 5001), 300), ((2, 3000), 3000), ((1, 70000), 5000), ((4, 0), 0),
+    ((2, 32768), 2048), ((1, 40000), 100),
 ]  # fmt: skip
 
 

@@ -197,9 +197,8 @@ __device__ void sort_and_put(const Rows<T>& rows, const int64_t (&at)[3], Entry<
 // ---- Rows in registers -------------------------------------------------------------------------
 
 template <class T>
-using KeyBits =
-    std::conditional_t<sizeof(T) == 2, uint16_t,
-                       std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+using KeyBits = std::conditional_t<sizeof(T) == 2, uint16_t,
+                                   std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
 // The sum over the block. Slots of one call are read until the next but one begins.
 struct BlockCount {
@@ -229,6 +228,7 @@ __global__ void __launch_bounds__(kRowThreads) registers_kernel(Rows<T> rows, in
   RowTeam<false> team(blockDim.x);
   // The keys in place of the elements; behind the row's end they are 0 and count nowhere.
   RowPieces<KeyBits<T>, kItems> row;
+  static_assert(kRowThreads * row.kElements <= 1 << 15, "the bits of a place");
   row.load(reinterpret_cast<const KeyBits<T>*>(rows.x) + at[0], rows.n, team, align, 0);
 #pragma unroll
   for (int e = 0; e < row.kElements; ++e) {
@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(kRowThreads) registers_kernel(Rows<T> rows, in
   }
   for (int bit = 14; bit >= 0 && count != rows.k; --bit) {
     const int higher = from_end | 1 << bit, limit = rows.n - 1 - higher;
-    const int reached = count_if(
-        [&](Key key, int i) { return key > bound || (key == bound && i <= limit); });
+    const int reached =
+        count_if([&](Key key, int i) { return key > bound || (key == bound && i <= limit); });
     if (reached >= rows.k) from_end = higher, last = limit, count = reached;
   }
   if (threadIdx.x == 0) found = 0;
