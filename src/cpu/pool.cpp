@@ -36,25 +36,60 @@ int64_t offset_of(const Tensor& t, const Place& p) {
          p.w * t.strides[4];
 }
 
-// f(begin, end, place_of) in parallel over all spans of a volume [N, C, extent...].
+// The spans of a volume [N, C, extent...], in order.
+class Places {
+ public:
+  Places(const PoolShape& s, const int64_t (&extent)[kMaxSpatial], bool along_channels)
+      : channels_(s.channels),
+        width_(along_channels ? kChannels : 1),
+        along_channels_(along_channels),
+        extent_{extent[0], extent[1], along_channels ? extent[2] : 1},
+        length_(extent[2]) {}
+
+  int64_t count(int64_t batch) const {
+    return batch * ceil_div(channels_, width_) * extent_[0] * extent_[1] * extent_[2];
+  }
+  Place operator[](int64_t i) const {
+    const int64_t tiles = ceil_div(channels_, width_);
+    Place p;
+    p.w = i % extent_[2], i /= extent_[2];
+    p.h = i % extent_[1], i /= extent_[1];
+    p.d = i % extent_[0], i /= extent_[0];
+    p.c = i % tiles * width_, p.n = i / tiles;
+    set_count(p);
+    return p;
+  }
+  // To the one behind p, without divisions.
+  void next(Place& p) const {
+    if (++p.w < extent_[2]) return;
+    p.w = 0;
+    if (++p.h < extent_[1]) return;
+    p.h = 0;
+    if (++p.d < extent_[0]) return;
+    p.d = 0;
+    p.c += width_;
+    if (p.c >= channels_) p.c = 0, ++p.n;
+    set_count(p);
+  }
+
+ private:
+  void set_count(Place& p) const {
+    p.count = along_channels_ ? std::min(kChannels, channels_ - p.c) : length_;
+  }
+
+  int64_t channels_, width_;
+  bool along_channels_;
+  int64_t extent_[kMaxSpatial], length_;
+};
+
+// f(places, begin, end) in parallel over all spans of a volume [N, C, extent...].
 template <class F>
 void for_each_place(const PoolShape& s, const int64_t (&extent)[kMaxSpatial], bool channels,
                     F&& f) {
-  const int64_t inner = channels ? extent[2] : 1;  // spans per row
-  const int64_t tiles = channels ? ceil_div(s.channels, kChannels) : s.channels;
-  const int64_t spans = s.batch * tiles * extent[0] * extent[1] * inner;
+  const Places places(s, extent, channels);
   const int64_t length = channels ? std::min(s.channels, kChannels) : extent[2];
-  const auto place_of = [=, &s](int64_t i) {
-    Place p;
-    p.w = i % inner, i /= inner;
-    p.h = i % extent[1], i /= extent[1];
-    p.d = i % extent[0], i /= extent[0];
-    p.c = i % tiles * (channels ? kChannels : 1), p.n = i / tiles;
-    p.count = channels ? std::min(kChannels, s.channels - p.c) : extent[2];
-    return p;
-  };
-  parallel_for(spans, kGrainElements / (length * std::min<int64_t>(s.taps(), 64)),
-               [&](int64_t begin, int64_t end) { f(begin, end, place_of); });
+  parallel_for(places.count(s.batch), kGrainElements / (length * std::min<int64_t>(s.taps(), 64)),
+               [&](int64_t begin, int64_t end) { f(places, begin, end); });
 }
 
 // f(step) with the step as a constant where it is a common one, so that the loop is vectorised.
@@ -153,13 +188,17 @@ template <class T, class Make, class Finish>
 void pool(const PoolShape& s, const Tensor& x, bool channels, Make&& make, Finish&& finish) {
   using Acc = Accumulator<T>;
   const Window &wd = s.window[0], &wh = s.window[1], &ww = s.window[2];
+  std::vector<Range> taps(s.out[2]);  // along W, of each window
   std::vector<int64_t> first_taps(s.out[2]);
-  for (int64_t w = 0; w < s.out[2]; ++w) first_taps[w] = s.taps_inside(2, w).begin;
-  for_each_place(s, s.out, channels, [&](int64_t begin, int64_t end, const auto& place_of) {
+  for (int64_t w = 0; w < s.out[2]; ++w) {
+    taps[w] = s.taps_inside(2, w);
+    first_taps[w] = taps[w].begin;
+  }
+  for_each_place(s, s.out, channels, [&](const Places& places, int64_t begin, int64_t end) {
     auto op = make(channels ? kChannels : s.out[2]);
     std::vector<Acc> buffer(channels ? kChannels : s.adaptive[2] ? s.in[2] : padded_width(s));
-    for (int64_t i = begin; i < end; ++i) {
-      const Place p = place_of(i);
+    Place p = places[begin];
+    for (int64_t i = begin; i < end; ++i, places.next(p)) {
       const T* image = x.as<T>() + p.n * x.strides[0] + p.c * x.strides[1];
       const Range td = s.taps_inside(0, p.d), th = s.taps_inside(1, p.h);
       const int64_t first = (td.begin * wh.kernel + th.begin) * ww.kernel;
@@ -171,8 +210,7 @@ void pool(const PoolShape& s, const Tensor& x, bool channels, Make&& make, Finis
                          (s.origin(1, p.h) + kh * wh.dilation) * x.strides[3];
           const int64_t number = (kd * wh.kernel + kh) * ww.kernel;
           if (channels) {
-            const Range tw = s.taps_inside(2, p.w);
-            for (int64_t kw = tw.begin; kw < tw.end; ++kw) {
+            for (int64_t kw = taps[p.w].begin; kw < taps[p.w].end; ++kw) {
               const T* pixel = row + (s.origin(2, p.w) + kw * ww.dilation) * x.strides[4];
               const Acc* v = read_span(pixel, x.strides[1], p.count, buffer.data());
               op.take(p.count, v, 1, number + kw);
@@ -180,7 +218,7 @@ void pool(const PoolShape& s, const Tensor& x, bool channels, Make&& make, Finis
           } else if (s.adaptive[2]) {
             const Acc* v = read_span(row, x.strides[4], s.in[2], buffer.data());
             for (int64_t w = 0; w < p.count; ++w) {
-              op.take_one(w, v + s.origin(2, w), s.taps_inside(2, w).end, number);
+              op.take_one(w, v + s.origin(2, w), taps[w].end, number);
             }
           } else {
             const Acc* v = padded_row(s, row, x.strides[4], op.kPadding, buffer.data());
@@ -420,16 +458,16 @@ class AvgGradient {
       : p_(p), columns_(column_divisors<Acc>(p.shape, p.divisor)), buffer_(span) {}
 
   const Acc* windows(const Place& o, bool channels) {
-    load_span(p_.dy.as<T>() + offset_of(p_.dy, o), p_.dy.strides[channels ? 1 : 4], o.count,
-              buffer_.data());
     Acc* g = buffer_.data();
+    const Acc* dy =
+        read_span(p_.dy.as<T>() + offset_of(p_.dy, o), p_.dy.strides[channels ? 1 : 4], o.count, g);
     const Acc rows = static_cast<Acc>(p_.divisor.rows(p_.shape, o.d, o.h));
     if (channels) {
       const Acc divisor = rows * columns_[o.w];
-      DLK_SIMD for (int64_t i = 0; i < o.count; ++i) g[i] /= divisor;
+      DLK_SIMD for (int64_t i = 0; i < o.count; ++i) g[i] = dy[i] / divisor;
     } else {
       const Acc* columns = columns_.data();
-      DLK_SIMD for (int64_t i = 0; i < o.count; ++i) g[i] /= rows * columns[i];
+      DLK_SIMD for (int64_t i = 0; i < o.count; ++i) g[i] = dy[i] / (rows * columns[i]);
     }
     return g;
   }
@@ -473,7 +511,9 @@ void gather_backward(const PoolShape& s, const Tensor& dx, Make&& make) {
   using Acc = Accumulator<T>;
   const bool channels = is_channels_last(dx);
   const Window& ww = s.window[2];
-  for_each_place(s, s.in, channels, [&](int64_t begin, int64_t end, const auto& place_of) {
+  std::vector<Range> over(channels ? s.in[2] : 0);  // the windows over each column
+  for (int64_t w = 0; w < std::ssize(over); ++w) over[w] = s.windows_over(2, w);
+  for_each_place(s, s.in, channels, [&](const Places& places, int64_t begin, int64_t end) {
     // A row of sums includes the padding, so that every tap of every window has its place.
     const int64_t before = channels ? 0 : ww.pad_begin;
     std::vector<Acc> sums(channels        ? kChannels
@@ -481,15 +521,15 @@ void gather_backward(const PoolShape& s, const Tensor& dx, Make&& make) {
                                           : std::max(padded_width(s), before + s.in[2]));
     auto gradient = make(channels ? kChannels : std::max(s.in[2], s.out[2]));
     Acc* sum = sums.data();
-    for (int64_t i = begin; i < end; ++i) {
-      const Place at = place_of(i);
-      std::fill(sums.begin(), sums.end(), Acc(0));
-      const Range od = s.windows_over(0, at.d), oh = s.windows_over(1, at.h);
+    Place at = places[begin];
+    Range od, oh;
+    for (int64_t i = begin; i < end; ++i, places.next(at)) {
+      std::fill_n(sum, channels ? at.count : std::ssize(sums), Acc(0));
+      if (i == begin || at.w == 0) od = s.windows_over(0, at.d), oh = s.windows_over(1, at.h);
       for (int64_t d = od.begin; d < od.end; ++d) {
         for (int64_t h = oh.begin; h < oh.end; ++h) {
           if (channels) {
-            const Range ow = s.windows_over(2, at.w);
-            for (int64_t w = ow.begin; w < ow.end; ++w) {
+            for (int64_t w = over[at.w].begin; w < over[at.w].end; ++w) {
               const Acc* g = gradient.windows({at.n, at.c, d, h, w, at.count}, true);
               DLK_SIMD for (int64_t c = 0; c < at.count; ++c) sum[c] += g[c];
             }

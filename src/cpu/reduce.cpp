@@ -52,12 +52,15 @@ struct Chain {
     static constexpr Acc kNeutral = kProduct ? 1 : 0;
 
     static Partial span(const Acc* v, int64_t n, int64_t /*first*/) {
+      if constexpr (!kProduct && std::is_floating_point_v<Acc>) {
+        return sum_of<Acc>(n, [v](int64_t i) { return v[i]; });
+      }
       Acc lane[kLanes];
       std::fill_n(lane, kLanes, kNeutral);
       int64_t i = 0;
       for (; i + kLanes <= n; i += kLanes) {
-        DLK_SIMD  // or gcc shuffles what it takes from several i
-            for (int k = 0; k < kLanes; ++k) lane[k] = join<kProduct>(lane[k], v[i + k]);
+        // Without the mark gcc shuffles what it takes from several i.
+        DLK_SIMD for (int k = 0; k < kLanes; ++k) lane[k] = join<kProduct>(lane[k], v[i + k]);
       }
       for (int k = 0; i < n; ++i, ++k) lane[k] = join<kProduct>(lane[k], v[i]);
       for (int width = kLanes / 2; width > 0; width /= 2) {

@@ -28,7 +28,8 @@ inline Acc sum_of(int64_t n, Term&& term) {
     Acc lane[kLanes] = {};
     int64_t i = begin;
     for (; i + kLanes <= end; i += kLanes) {
-#pragma omp simd  // or gcc shuffles what it takes from several i
+      // Without the mark gcc shuffles what it takes from several i.
+#pragma omp simd
       for (int k = 0; k < kLanes; ++k) lane[k] += term(i + k);
     }
     for (int k = 0; i < end; ++i, ++k) lane[k] += term(i);
