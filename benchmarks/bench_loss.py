@@ -93,6 +93,52 @@ def cases_of(shape, dtype, device, group, quick) -> Iterator[Case]:
     )
 
 
+# Probabilities of the classes in place of labels.
+SOFT = {
+    "cuda": {"bfloat16": [(16384, 8192), (16384, 32000), (65536, 1000)],
+             "float32": [(16384, 4096), (65536, 1000)]},
+    "cpu": {"float32": [(4096, 1000), (65536, 10)]},
+}  # fmt: skip
+
+
+def soft_cases(shape, dtype, device) -> Iterator[Case]:
+    x = torch.randn(shape, device=device).to(dtype)
+    t = torch.softmax(torch.randn(shape, device=device), -1).to(dtype)
+    loss, dx = torch.empty((), device=device, dtype=dtype), torch.empty_like(x)
+    with_grad = x.detach().requires_grad_()
+    name = f"cross_entropy soft {shape[0]}x{shape[1]} {str(dtype).removeprefix('torch.')}"
+    tolerance = torch.finfo(dtype).eps * (32 if dtype.itemsize >= 4 else 2)
+
+    def gradient_f64():
+        q, rows = t.double(), len(t)
+        return (torch.softmax(x.double(), -1) * q.sum(-1, keepdim=True) - q) / rows
+
+    yield Case(
+        f"{name} fwd",
+        {
+            "dlkern": lambda: dlkern.cross_entropy(x, t, out=loss),
+            "torch": lambda: cross_entropy(x, t),
+            **compiled(cross_entropy, x, t),
+        },
+        reference=lambda: cross_entropy(x.double(), t.double()),
+        tolerance=tolerance,
+        bytes=2 * x.nbytes,
+        group="soft",
+    )
+    yield Case(
+        f"{name} fwd+grad",
+        {
+            "dlkern": lambda: dlkern.cross_entropy_with_grad(x, t, out=loss, grad_out=dx),
+            "torch": lambda: by_autograd(with_grad, t),
+        },
+        reference=gradient_f64,
+        part=lambda result: result[1],
+        tolerance=tolerance,
+        bytes=3 * x.nbytes,
+        group="soft",
+    )
+
+
 def elements(device: str) -> Iterator[Case]:
     """Losses of single elements: their mean, and its gradient."""
     n = {"cuda": 1 << 27, "cpu": 1 << 22}[device]
@@ -131,6 +177,9 @@ def cases(device: str, quick: bool) -> Iterator[Case]:
             for shape in of_dtype[:1] if quick else of_dtype:
                 yield from cases_of(shape, getattr(torch, name), device, group, quick)
     if not quick:
+        for name, shapes in SOFT.get(device, {}).items():
+            for shape in shapes:
+                yield from soft_cases(shape, getattr(torch, name), device)
         yield from elements(device)
 
 
