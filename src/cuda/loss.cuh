@@ -263,6 +263,12 @@ inline const char* weights_not_in_pieces(const CrossEntropy& p) {
   return apart && p.smoothing != 0 ? "class weights are not neighbours" : nullptr;
 }
 
+// Whether rows need none of what kernels' plain instances leave out.
+template <class T>
+bool is_plain(const Rows<T>& rows, int align) {
+  return rows_are_plain(rows.index, rows.classes, kPiece<T>, align) && !rows.smooth;
+}
+
 // ---- Rows walked by groups of threads (prims/rows.cuh) -------------------------------------------
 
 template <class T, Group kGroup>

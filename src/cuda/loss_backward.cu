@@ -18,6 +18,7 @@ using namespace gpu;
 
 // ---- Rows in registers -------------------------------------------------------------------------
 
+// kPlain: rows of whole pieces at multiples of 16 bytes and one stride apart, no smoothing.
 template <class T, int kItems>
 struct HeldRow {
   RowPieces<T, kItems> logits;
@@ -25,31 +26,32 @@ struct HeldRow {
 };
 
 // Its loads do not wait for each other.
-template <class T, int kItems, bool kBlocks>
+template <bool kPlain, class T, int kItems, bool kBlocks>
 __device__ __forceinline__ void load_row(const Rows<T>& rows, const RowTeam<kBlocks>& team,
                                          int64_t number, int n, int align,
                                          HeldRow<T, kItems>& row) {
   RowOffsets at;
-  rows.index.offsets(number, at);
+  row_offsets<kPlain>(rows.index, number, at);
   row.label = rows.label(at[kOfLabels]);
-  row.logits.load(rows.logits + at[kOfLogits], n, team, align, static_cast<T>(-INFINITY));
+  row.logits.template load<false, kPlain>(rows.logits + at[kOfLogits], n, team, align,
+                                          static_cast<T>(-INFINITY));
 }
 
 // Row `number` of n elements (0: there is no such row). All of the block must call it.
-template <class T, int kItems, bool kBlocks>
+template <bool kPlain, class T, int kItems, bool kBlocks>
 __device__ __forceinline__ void finish_row(const Rows<T>& rows, RowTeam<kBlocks>& team,
                                            int64_t number, int n, int out_align,
                                            HeldRow<T, kItems>& row) {
   using Acc = Accumulator<T>;
   RowOffsets at;
-  rows.index.offsets(n ? number : 0, at);
+  row_offsets<kPlain>(rows.index, n ? number : 0, at);
   Target<T> target(rows, row.label);
   target.load(rows, rows.logits + at[kOfLogits]);
   const Acc scale = rows.scale(at);
   const SoftmaxExp<T> exp;
   const auto sums = softmax_sums(team, row.logits, exp);
   Spread<T> spread;
-  if (rows.smooth) {
+  if (!kPlain && rows.smooth) {
     spread.add(row.logits, rows.smooth_weight, team, 0, n, sums.max);
     spread.reduce([&](Acc v) { return team.reduce(v, Sum{}, Acc(0)); });
     row.logits.forget();
@@ -61,7 +63,7 @@ __device__ __forceinline__ void finish_row(const Rows<T>& rows, RowTeam<kBlocks>
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     Acc w[kPiece<T>] = {};
-    if (rows.smooth) {
+    if (!kPlain && rows.smooth) {
       rows.smooth_weight.load(row.logits.place(team, i * kPiece<T>), n, Acc(1), w);
     }
     row.logits.assign(i, [&](T v, int k) {
@@ -75,26 +77,25 @@ __device__ __forceinline__ void finish_row(const Rows<T>& rows, RowTeam<kBlocks>
     row.logits.set_at(piece / team.size * kPiece<T> + t % kPiece<T>,
                       static_cast<T>(gradient(target.logit, w, exp) - gradient.hit));
   }
-  row.logits.store(rows.gradient + at[kOfGradient], n, team, out_align);
+  row.logits.template store<kPlain>(rows.gradient + at[kOfGradient], n, team, out_align);
 }
 
-template <class T, int kItems, bool kBlocks>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
+template <class T, int kItems, bool kBlocks, bool kPlain>
+__global__ void __launch_bounds__(kRowThreads, kPlain ? kRowBlocks<T> : 1)
     cross_entropy_backward_registers_kernel(const DLK_GRID_CONSTANT Rows<T> rows, int team_size,
                                             int align, int out_align) {
   RowTeam<kBlocks> team(team_size);
   const bool there = team.row < rows.count;
   const int n = there ? static_cast<int>(rows.classes) : 0;
   HeldRow<T, kItems> row;
-  load_row(rows, team, there ? team.row : 0, n, align, row);
-  finish_row(rows, team, team.row, n, out_align, row);
-  team.end();
+  load_row<kPlain>(rows, team, there ? team.row : 0, n, align, row);
+  finish_row<kPlain>(rows, team, team.row, n, out_align, row);
 }
 
 // ---- Rows in chunks ----------------------------------------------------------------------------
 
 template <class T>
-__global__ void __launch_bounds__(kChunkThreads, 2)
+__global__ void __launch_bounds__(kChunkThreads)
     cross_entropy_backward_chunks_kernel(const DLK_GRID_CONSTANT Rows<T> rows, int align,
                                          int out_align) {
   using Acc = Accumulator<T>;
@@ -192,8 +193,9 @@ template <class T>
 void launch_registers(const CrossEntropyBackward& p, const Launch& launch) {
   run<T>(p, launch, [&](const Rows<T>& rows, int align, int out_align) {
     const RowPlan plan = plan_row(rows.classes, kPiece<T>);
-    const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
-      return cross_entropy_backward_registers_kernel<T, kItems, kBlocks>;
+    const bool plain = is_plain(rows, std::min(align, out_align));
+    const auto kernel = pick_row_kernel(plan, plain, [&]<int kItems, bool kBlocks, bool kPlain>() {
+      return cross_entropy_backward_registers_kernel<T, kItems, kBlocks, kPlain>;
     });
     launch_rows(kernel, plan, rows.count, launch.stream, rows, plan.size, align, out_align);
   });
@@ -223,7 +225,7 @@ constexpr Impl<CrossEntropyBackward> kBackward[] = {
     {"registers",
      [](const CrossEntropyBackward& p) {
        const char* reason = weights_not_in_pieces(p);
-       return reason ? reason : not_in_registers({&p.logits, &p.dlogits}, p.axis);
+       return reason ? reason : not_in_registers_or_odd({&p.logits, &p.dlogits}, p.axis);
      },
      row_sums_bytes<CrossEntropyBackward>,
      [](const CrossEntropyBackward& p, const Launch& launch) {

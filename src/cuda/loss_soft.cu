@@ -201,13 +201,12 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     }
     x.store(rows.gradient + at[kOfGradient], n, team, out_align);
   }
-  team.end();
 }
 
 // ---- Rows in chunks ----------------------------------------------------------------------------
 
 template <class T>
-__global__ void __launch_bounds__(kChunkThreads, 2)
+__global__ void __launch_bounds__(kChunkThreads)
     soft_chunks_kernel(const DLK_GRID_CONSTANT SoftRows<T> rows, int align, int out_align) {
   using Acc = Accumulator<T>;
   RowTeam<false> team(kChunkThreads);

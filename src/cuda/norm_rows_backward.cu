@@ -185,7 +185,6 @@ __global__ void __launch_bounds__(kRowThreads)
       if (column < n && (kBlocks || static_cast<int>(threadIdx.x) < team.size)) part[column] = sums;
     }
   }
-  team.end();
 }
 
 // How the backward's rows are shared out: by the shape alone.

@@ -203,7 +203,6 @@ __global__ void __launch_bounds__(kRowThreads, (kItems == 8 ? 1 : kRowBlocks<T>)
     row.store(static_cast<T*>(args.y) + at[3], elements, team, align.y);
   }
   if (there && team.rank == 0) args.finish_row(team.row, shift + mean, rstd, largest);
-  team.end();
 }
 
 // ---- amax --------------------------------------------------------------------------------------

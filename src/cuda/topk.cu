@@ -200,28 +200,49 @@ template <class T>
 using KeyBits = std::conditional_t<sizeof(T) == 2, uint16_t,
                                    std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
-// The sum over the block. Slots of one call are read until the next but one begins.
+// Sums over the block, of what threads before this one have, and of all. Slots of one call are read
+// until the next but one begins.
 struct BlockCount {
   int turn = 0;
 
-  __device__ __forceinline__ int operator()(int v) {
+  __device__ __forceinline__ int before(int v, int& total) {
     __shared__ int slots[2][kRowThreads / kRowLanes];
-    const int warps = blockDim.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-    v = warp_reduce(v, Sum{});
-    if (warps <= 1) return v;
-    if (lane == 0) slots[turn][threadIdx.x / kWarpSize] = v;
+    const int warps = blockDim.x / kWarpSize, warp = threadIdx.x / kWarpSize;
+    int before = lanes_before(v, total);
+    if (warps == 1) return before;
+    if (threadIdx.x % kWarpSize == 0) slots[turn][warp] = total;
     __syncthreads();
-    v = warp_reduce(lane < warps ? slots[turn][lane] : 0, Sum{});
+    const int lane = threadIdx.x % kWarpSize, of_lane = lane < warps ? slots[turn][lane] : 0;
+    before += warp_reduce(lane < warp ? of_lane : 0, Sum{});
+    total = warp_reduce(of_lane, Sum{});
     turn ^= 1;
-    return v;
+    return before;
+  }
+  __device__ __forceinline__ int operator()(int v) {
+    int total;
+    before(v, total);
+    return total;
+  }
+
+ private:
+  static __device__ __forceinline__ int lanes_before(int v, int& total) {
+    int before = 0;
+    total = v;
+#pragma unroll
+    for (int mask = 1; mask < kWarpSize; mask *= 2) {
+      const int other = shuffle_xor(total, mask);
+      if (threadIdx.x & mask) before += other;
+      total += other;
+    }
+    return before;
   }
 };
 
 template <class T, int kItems>
-__global__ void __launch_bounds__(kRowThreads) registers_kernel(Rows<T> rows, int align) {
+__global__ void __launch_bounds__(kRowThreads)
+    registers_kernel(const DLK_GRID_CONSTANT Rows<T> rows, int align) {
   using Key = KeyOf<T>;
   extern __shared__ uint4 dynamic[];
-  __shared__ int found;
   auto* const entries = reinterpret_cast<Entry<Key>*>(dynamic);
   int64_t at[3];
   rows.at.offsets(blockIdx.x, at);
@@ -232,6 +253,7 @@ __global__ void __launch_bounds__(kRowThreads) registers_kernel(Rows<T> rows, in
   row.load(reinterpret_cast<const KeyBits<T>*>(rows.x) + at[0], rows.n, team, align, 0);
 #pragma unroll
   for (int e = 0; e < row.kElements; ++e) {
+    if (e % kPiece<T> == 0) row.piece[e / kPiece<T>].forget();
     const Key key = selection_key(bit_cast_to<T>(row.get(e)), rows.largest);
     row.set(e, row.place(team, e) < rows.n ? static_cast<KeyBits<T>>(key) : 0);
   }
@@ -260,16 +282,20 @@ __global__ void __launch_bounds__(kRowThreads) registers_kernel(Rows<T> rows, in
         count_if([&](Key key, int i) { return key > bound || (key == bound && i <= limit); });
     if (reached >= rows.k) from_end = higher, last = limit, count = reached;
   }
-  if (threadIdx.x == 0) found = 0;
-  __syncthreads();
+  const auto selected = [&](Key key, int i) { return key > bound || (key == bound && i <= last); };
   team.forget(), row.forget();
+  int mine = 0;
 #pragma unroll
   for (int e = 0; e < row.kElements; ++e) {
+    mine += selected(row.get(e), row.place(team, e));
+  }
+  int slot = sum.before(mine, count);
+#pragma unroll
+  for (int e = 0; e < row.kElements; ++e) {
+    if (e % kPiece<T> == 0) row.piece[e / kPiece<T>].forget();
     const Key key = row.get(e);
     const int i = row.place(team, e);
-    if (key > bound || (key == bound && i <= last)) {
-      entries[atomicAdd(&found, 1)] = {key, static_cast<uint32_t>(i)};
-    }
+    if (selected(key, i)) entries[slot++] = {key, static_cast<uint32_t>(i)};
   }
   sort_and_put(rows, at, entries, rows.k);
 }

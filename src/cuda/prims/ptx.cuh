@@ -59,6 +59,18 @@ __device__ __forceinline__ uint32_t pack_float16(float low, float high) {
   return pair;
 }
 
+// The larger of each of two pairs, NaN where both are.
+__device__ __forceinline__ uint32_t max_bfloat16(uint32_t a, uint32_t b) {
+  uint32_t pair;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+__device__ __forceinline__ uint32_t max_float16(uint32_t a, uint32_t b) {
+  uint32_t pair;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+
 // The same to float8, compute capability 8.9 and newer: beyond the largest finite number that.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 __device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {

@@ -212,6 +212,36 @@ __device__ __forceinline__ void cluster_meet() {
       "barrier.cluster.wait.aligned;" ::
           : "memory");
 }
+// The two halves of cluster_meet.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// v to the same place in the shared memory of a block of the cluster.
+__device__ __forceinline__ void write_to_block(uint32_t* p, uint32_t rank, uint32_t v) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.b32 [remote], %2;\n"
+      "}" ::"r"(shared_address(p)),
+      "r"(rank), "r"(v)
+      : "memory");
+}
+template <class T>
+__device__ __forceinline__ void write_to_block(T* p, uint32_t rank, const T& v) {
+  constexpr int kWords = sizeof(T) / sizeof(uint32_t);
+  static_assert(sizeof(T) == kWords * sizeof(uint32_t));
+  uint32_t words[kWords];
+  memcpy(words, &v, sizeof(v));
+#pragma unroll
+  for (int k = 0; k < kWords; ++k)
+    write_to_block(reinterpret_cast<uint32_t*>(p) + k, rank, words[k]);
+}
+
 // What lies at the same place in the shared memory of another block of the cluster.
 template <class T>
 __device__ __forceinline__ T read_from_block(const T* p, uint32_t rank) {

@@ -42,6 +42,16 @@ __device__ __forceinline__ T warp_reduce(T v, Op op) {
   return v;
 }
 
+// The same over `count` neighbouring lanes, a power of 2.
+template <class T, class Op>
+__device__ __forceinline__ T reduce_lanes(T v, Op op, int count) {
+#pragma unroll
+  for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
+    if (mask < count) v = op(v, shuffle_xor(v, mask));
+  }
+  return v;
+}
+
 // Two values that are reduced together.
 template <class T>
 struct alignas(2 * sizeof(T)) Pair {

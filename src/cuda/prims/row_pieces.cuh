@@ -208,13 +208,14 @@ struct RowPieces {
   }
 
   // Elements behind the row's end are `fill`. All loads are on their way before the first is waited
-  // for. kOnce: the first-level cache is left to others.
-  template <bool kOnce = false, bool kBlocks>
+  // for. kOnce: the first-level cache is left to others. kWhole: it is known that rows begin at
+  // multiples of 16 bytes and are whole pieces.
+  template <bool kOnce = false, bool kWhole = false, bool kBlocks>
   __device__ __forceinline__ void load(const T* row, int n, RowTeam<kBlocks> team, int align,
                                        T fill) {
 #pragma unroll
     for (int k = 0; k < kElements; ++k) set(k, fill);
-    if (align == 16 && n % kPiece<T> == 0) {
+    if (kWhole || (align == 16 && n % kPiece<T> == 0)) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int first = place(team, i * kPiece<T>);
@@ -224,15 +225,15 @@ struct RowPieces {
       load_shifted(row, n, team);
     }
   }
-  template <bool kBlocks>
+  template <bool kWhole = false, bool kBlocks>
   __device__ __forceinline__ void store(T* row, int n, RowTeam<kBlocks> team, int align) const {
-    if (align == 16) {
+    if (kWhole || align == 16) {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int first = place(team, i * kPiece<T>);
         if (first + kPiece<T> <= n) store_words(row + first, piece[i].word);
       }
-      if (n % kPiece<T> == 0) return;
+      if (kWhole || n % kPiece<T> == 0) return;
     }
     const int shift = align == 16 ? 0 : shift_of(row), lane = threadIdx.x % kWarpSize;
     // There is a lane for the piece before this one, and for the one behind it.
@@ -267,11 +268,11 @@ struct RowPieces {
     return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16);
   }
 
-  // Pieces are cut out of the two aligned 16 bytes that hold them, where those are of the row, two
+  // Pieces are cut out of the two aligned 16 bytes that hold them, where those are of the row, four
   // pieces at a time: more would take too many registers.
   template <bool kBlocks>
   __device__ __forceinline__ void load_shifted(const T* row, int n, RowTeam<kBlocks> team) {
-    constexpr int kGroup = 2;
+    constexpr int kGroup = kItems < 4 ? kItems : 4;
     const int shift = shift_of(row);
     const auto whole = [=](int first) {
       return first * kSize >= shift && first * kSize - shift + 32 <= n * kSize;

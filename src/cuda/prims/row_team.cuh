@@ -55,7 +55,7 @@ struct RowPlan {
 // most_items: 8, or 4 or 2 for kernels that hold more than a row in each thread.
 inline RowPlan plan_row(int64_t n, int piece, int most_items = 8) {
   const int64_t pieces = ceil_div(n, piece);
-  const int suited = pieces <= 2 * kRowLanes ? 2 : pieces <= 4 * kRowThreads ? 4 : 8;
+  const int suited = pieces <= 4 * kRowLanes ? 2 : pieces <= 4 * kRowThreads ? 4 : 8;
   RowPlan plan{1, std::min(suited, most_items)};
   const int most = kRowThreads * (clusters_of_rows() ? kMaxRowBlocks : 1);
   while (int64_t{plan.size} * plan.items < pieces && plan.size < most) plan.size *= 2;
@@ -73,6 +73,18 @@ int row_alignment(const void* data, const StridedIndex<N>& rows, int tensor, int
   return static_cast<int>(bits & (~bits + 1));
 }
 
+// Where row number i begins in each tensor. kPlain: the rows are one stride apart.
+template <bool kPlain, int N>
+__device__ __forceinline__ void row_offsets(const StridedIndex<N>& rows, int64_t i,
+                                            int64_t (&at)[N]) {
+  if constexpr (kPlain) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] = i * rows.stride[n][0];
+  } else {
+    rows.offsets(i, at);
+  }
+}
+
 // ---- Team --------------------------------------------------------------------------------------
 
 // The threads that share a row. kBlocks: a cluster's blocks are the team; else a block has one team
@@ -84,16 +96,18 @@ struct RowTeam {
   int64_t row;       // of this team
   int64_t row_step;  // teams of the grid
   int turn = 0;      // of the slots of reduce()
+  bool met = false;  // the cluster's blocks have
 
   __device__ explicit RowTeam(int size_) : size(size_) {
     if constexpr (kBlocks) {
       const int blocks = size / kRowThreads;
       rank = blockIdx.x % blocks * kRowThreads + threadIdx.x;
       first = row = blockIdx.x / blocks, row_step = gridDim.x / blocks;
+      arrive();
     } else {
-      const int teams = blockDim.x / size;
+      const int shift = __popc(size - 1), teams = static_cast<int>(blockDim.x) >> shift;
       rank = threadIdx.x & (size - 1);
-      first = int64_t{blockIdx.x} * teams, row = first + threadIdx.x / size;
+      first = int64_t{blockIdx.x} * teams, row = first + (threadIdx.x >> shift);
       row_step = int64_t{gridDim.x} * teams;
     }
   }
@@ -101,13 +115,22 @@ struct RowTeam {
   // the row are not kept in registers across it.
   template <class T, class Op>
   __device__ __forceinline__ T reduce(T v, Op op, [[maybe_unused]] T identity) {
+    const auto over_lanes = [&](T of_lane, int count) { return reduce_lanes(of_lane, op, count); };
+    return reduce_warps(over_lanes(v, lanes()), over_lanes);
+  }
+  // Lanes of a warp that share the row.
+  __device__ __forceinline__ int lanes() const {
+    return kBlocks || size > kRowLanes ? kWarpSize : size;
+  }
+  // The same where v is already that of the warp's lanes; over_lanes(v, count) reduces over `count`
+  // neighbouring lanes, a power of 2.
+  template <class T, class F>
+  __device__ __forceinline__ T reduce_warps(T v, F&& over_lanes) {
     forget();
     if (kBlocks || size > kRowLanes) {
-      v = reduce_warps(v, op);
-      if constexpr (kBlocks) v = reduce_blocks(v, op);
+      v = reduce_block(v, over_lanes);
+      if constexpr (kBlocks) v = reduce_cluster(v, over_lanes);
       turn ^= 1;
-    } else {
-      for (int mask = size / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
     }
     return v;
   }
@@ -134,43 +157,39 @@ struct RowTeam {
     asm volatile("" : "+r"(rank));
 #endif
   }
-  // Shared memory that others read lives as long.
-  __device__ __forceinline__ void end() const {
-#if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if constexpr (kBlocks) cluster_sync();
-#endif
-  }
 
  private:
-  // Within the block. A slot is written again two calls later: all have read it then, and one
+  // From warps to the block. A slot is written again two calls later: all have read it then, and one
   // barrier does for each call.
-  template <class T, class Op>
-  __device__ __forceinline__ T reduce_warps(T v, Op op) {
+  template <class T, class F>
+  __device__ __forceinline__ T reduce_block(T v, F&& over_lanes) {
     __shared__ T partial[2][kRowThreads / kRowLanes];
     const int warp = threadIdx.x / kWarpSize;
-    v = warp_reduce(v, op);
     if (threadIdx.x % kWarpSize == 0) partial[turn][warp] = v;
     __syncthreads();
     const int warps = (kBlocks ? kRowThreads : size) / kWarpSize;  // of the team: a power of 2
     const int rest = warps - 1;
-    v = partial[turn][(warp & ~rest) + (threadIdx.x & rest)];
-    for (int mask = warps / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
-    return v;
+    return over_lanes(partial[turn][(warp & ~rest) + (threadIdx.x & rest)], warps);
   }
-  // Over the blocks of the cluster. Slots as above.
-  template <class T, class Op>
-  __device__ __forceinline__ T reduce_blocks(T v, [[maybe_unused]] Op op) {
+  // From blocks to the cluster: each writes to all. Slots as above; nobody reads from another block,
+  // which may have come to its end.
+  template <class T, class F>
+  __device__ __forceinline__ T reduce_cluster(T v, [[maybe_unused]] F&& over_lanes) {
 #if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    __shared__ T slots[2];
-    T* slot = &slots[turn];
-    if (threadIdx.x == 0) *slot = v;
-    cluster_sync();
+    __shared__ T slots[2][kMaxRowBlocks];
     const int blocks = size / kRowThreads;  // a power of 2
-    v = read_from_block(slot, threadIdx.x % blocks);
-    for (int mask = blocks / 2; mask > 0; mask /= 2) v = op(v, shuffle_xor(v, mask));
-    return v;
+    if (!met) cluster_wait();               // all blocks have begun
+    met = true;
+    if (threadIdx.x < blocks) write_to_block(&slots[turn][rank / kRowThreads], threadIdx.x, v);
+    cluster_sync();
+    return over_lanes(slots[turn][threadIdx.x % blocks], blocks);
 #else
     return v;
+#endif
+  }
+  __device__ __forceinline__ void arrive() const {
+#if DLKERN_WITH_SM90 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    cluster_arrive();
 #endif
   }
 };
@@ -186,6 +205,26 @@ auto pick_row_kernel(const RowPlan& plan, F&& f) {
                            : f.template operator()<kMostItems, false>();
 }
 
+// The same of kernels that have instances, f.operator()<kItems, kBlocks, kPlain>(), for the plain
+// case, rows of whole pieces at multiples of 16 bytes and one stride apart: less code, which small
+// problems wait for.
+template <int kMostItems = 8, class F>
+auto pick_row_kernel(const RowPlan& plan, bool plain, F&& f) {
+  if (plain) {
+    return pick_row_kernel<kMostItems>(plan, [&]<int kItems, bool kBlocks>() {
+      return f.template operator()<kItems, kBlocks, true>();
+    });
+  }
+  return pick_row_kernel<kMostItems>(plan, [&]<int kItems, bool kBlocks>() {
+    return f.template operator()<kItems, kBlocks, false>();
+  });
+}
+
+// Whether rows of n neighbours are plain; align: of all tensors' rows.
+template <int N>
+bool rows_are_plain(const StridedIndex<N>& rows, int64_t n, int piece, int align) {
+  return rows.ndim <= 1 && n % piece == 0 && align == 16;
+}
 // Why `rows` rows of n neighbours, a team for each, cannot stay in registers.
 inline const char* not_in_registers(int64_t rows, int64_t n, int piece, int most_items = 8) {
   const RowPlan plan = plan_row(n, piece, most_items);

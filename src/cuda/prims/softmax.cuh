@@ -82,32 +82,60 @@ __device__ __forceinline__ Acc zero_if_infinite(Acc v) {
   return v == Acc(INFINITY) || v == Acc(-INFINITY) ? Acc(0) : v;
 }
 
-// Of kCount numbers in the registers of each thread, value(k) the k-th, what is behind the row's end
-// -inf. All threads of the team receive the result; all of the block must call it. between() comes
-// between two passes over the numbers.
-template <class T, int kCount, bool kBlocks, class F, class Between>
+// The largest of a thread's elements.
+template <class T, int kItems>
+__device__ __forceinline__ Accumulator<T> largest_of(const RowPieces<T, kItems>& row) {
+  Accumulator<T> max = -INFINITY;
+  if constexpr (sizeof(T) == 2) {
+    uint32_t pair = row.piece[0].word[0];
+#pragma unroll
+    for (int k = 1; k < row.kElements / 2; ++k) {
+      pair = max_pair<T>(pair, row.piece[k / 4].word[k % 4]);
+    }
+    float low, high;
+    unpack_pair<T>(pair, low, high);
+    return Larger()(low, high);
+  } else {
+#pragma unroll
+    for (int k = 0; k < row.kElements; ++k)
+      max = Larger()(max, static_cast<Accumulator<T>>(row.get(k)));
+    return max;
+  }
+}
+
+// Of numbers in the registers of a team's threads, from the largest of each thread and from
+// sum_from(shift), its sum of exponentials with `shift` in place of the maximum. All threads of the
+// team receive the result; all of the block must call it. One barrier: each warp sums from its own
+// maximum.
+template <class T, bool kBlocks, class F>
 __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<kBlocks>& team,
                                                                     const SoftmaxExp<T>& exp,
-                                                                    F&& value, Between&& between) {
+                                                                    Accumulator<T> max,
+                                                                    F&& sum_from) {
   using Acc = Accumulator<T>;
-  Acc max = -INFINITY, sum = 0;
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) max = Larger()(max, value(k));
-  max = zero_if_infinite(team.reduce(max, Larger(), Acc(-INFINITY)));
-  between();
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) sum += exp(value(k) - max);
-  sum = team.reduce(sum, Sum{}, Acc(0));
-  between();
-  return {max, sum};
+  max = reduce_lanes(max, Larger(), team.lanes());
+  const Acc sum = reduce_lanes(sum_from(zero_if_infinite(max)), Sum(), team.lanes());
+  const auto all = team.reduce_warps(Pair<Acc>{max, sum}, [&](Pair<Acc> v, int count) {
+    const Acc largest = reduce_lanes(v.a, Larger(), count);
+    v.b *= exp(v.a - zero_if_infinite(largest));
+    return Pair<Acc>{largest, reduce_lanes(v.b, Sum(), count)};
+  });
+  return {zero_if_infinite(all.a), all.b};
 }
 template <class T, int kItems, bool kBlocks>
 __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<kBlocks>& team,
                                                                     RowPieces<T, kItems>& row,
                                                                     const SoftmaxExp<T>& exp) {
-  return softmax_sums<T, RowPieces<T, kItems>::kElements>(
-      team, exp, [&](int k) { return static_cast<Accumulator<T>>(row.get(k)); },
-      [&] { row.forget(); });
+  using Acc = Accumulator<T>;
+  const auto sums = softmax_sums(team, exp, largest_of(row), [&](Acc shift) {
+    row.forget();
+    Acc sum = 0;
+#pragma unroll
+    for (int k = 0; k < row.kElements; ++k) sum += exp(static_cast<Acc>(row.get(k)) - shift);
+    return sum;
+  });
+  row.forget();
+  return sums;
 }
 
 // ---- Long rows, in chunks ----------------------------------------------------------------------
@@ -120,26 +148,23 @@ template <class T>
 inline constexpr int kChunk = RowChunk<T>::kElements * kChunkThreads;
 
 // f(place of the chunk's first element, its number of elements, chunk) for all chunks of a row x of n
-// neighbours, each while the next one is on its way. Elements behind the row's end are `fill`.
-template <class T, class F>
+// neighbours. Elements behind the row's end are `fill`. kPlain: as RowPieces::load's kWhole.
+template <bool kPlain = false, class T, class F>
 __device__ __forceinline__ void for_chunks(const RowTeam<false>& team, const T* x, int64_t n,
                                            int align, T fill, F&& f) {
-  RowChunk<T> next;
-  for (int64_t first = -kChunk<T>; first < n; first += kChunk<T>) {
-    RowChunk<T> chunk = next;
-    const int64_t left = n - first - kChunk<T>;
-    if (left > 0) {
-      next.load(x + first + kChunk<T>, static_cast<int>(left < kChunk<T> ? left : kChunk<T>), team,
-                align, fill);
-    }
-    if (first >= 0) f(first, static_cast<int>(left < 0 ? left + kChunk<T> : kChunk<T>), chunk);
+#pragma unroll 1
+  for (int64_t first = 0; first < n; first += kChunk<T>) {
+    const int count = static_cast<int>(n - first < kChunk<T> ? n - first : kChunk<T>);
+    RowChunk<T> chunk;
+    chunk.template load<false, kPlain>(x + first, count, team, align, fill);
+    f(first, count, chunk);
   }
 }
 
 // Of a row x of n neighbours. All threads of the team receive the result; all must call it.
 // moved(old, now) is told of what has taken the place of the maximum, seen(first, count, chunk, now)
 // of each chunk after that.
-template <class T, class Moved, class Seen>
+template <bool kPlain = false, class T, class Moved, class Seen>
 __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<false>& team,
                                                                     const T* x, int64_t n,
                                                                     int align,
@@ -147,27 +172,23 @@ __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<fals
                                                                     Moved&& moved, Seen&& seen) {
   using Acc = Accumulator<T>;
   Acc max = -INFINITY, shift = 0, sum = 0;
-  for_chunks(team, x, n, align, static_cast<T>(-INFINITY),
-             [&](int64_t first, int count, RowChunk<T>& chunk) {
-               Acc largest = max;
+  for_chunks<kPlain>(team, x, n, align, static_cast<T>(-INFINITY),
+                     [&](int64_t first, int count, RowChunk<T>& chunk) {
+                       max = Larger()(max, largest_of(chunk));
+                       chunk.forget();
+                       const Acc now = zero_if_infinite(max);
+                       moved(shift, now);
+                       sum *= exp(shift - now);
+                       seen(first, count, chunk, now);
 #pragma unroll
-               for (int k = 0; k < chunk.kElements; ++k) {
-                 largest = Larger()(largest, static_cast<Acc>(chunk.get(k)));
-               }
-               chunk.forget();
-               const Acc now = zero_if_infinite(largest);
-               moved(shift, now);
-               sum *= exp(max - now);
-               seen(first, count, chunk, now);
-#pragma unroll
-               for (int k = 0; k < chunk.kElements; ++k) {
-                 sum += exp(static_cast<Acc>(chunk.get(k)) - now);
-               }
-               max = largest, shift = now;
-             });
-  const Acc now = zero_if_infinite(team.reduce(max, Larger(), Acc(-INFINITY)));
-  moved(shift, now);
-  return {now, team.reduce(sum * exp(max - now), Sum{}, Acc(0))};
+                       for (int k = 0; k < chunk.kElements; ++k) {
+                         sum += exp(static_cast<Acc>(chunk.get(k)) - now);
+                       }
+                       shift = now;
+                     });
+  const auto sums = softmax_sums(team, exp, max, [&](Acc now) { return sum * exp(shift - now); });
+  moved(shift, sums.max);
+  return sums;
 }
 template <class T>
 __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<false>& team,
@@ -177,6 +198,16 @@ __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<fals
   using Acc = Accumulator<T>;
   return softmax_sums(
       team, x, n, align, exp, [](Acc, Acc) {}, [](int64_t, int, RowChunk<T>&, Acc) {});
+}
+
+// Why rows along `axis` of the tensors do not stay in registers where chunks are the alternative:
+// pieces that are cut out of those in memory take too many.
+inline const char* not_in_registers_or_odd(std::initializer_list<const Tensor*> tensors, int axis,
+                                           int most_items = 8) {
+  const Tensor& first = **tensors.begin();
+  const int64_t n = first.shape[axis], piece = 16 / static_cast<int64_t>(dtype_size(first.dtype));
+  if (n % piece != 0 && n > 4 * kRowThreads * piece) return "long rows of no whole pieces";
+  return not_in_registers(tensors, axis, most_items);
 }
 
 // Why rows along `axis` of the tensors cannot be walked in chunks, a block to each.

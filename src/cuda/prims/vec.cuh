@@ -55,6 +55,22 @@ __device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& hi
   }
 }
 
+// The larger of each of two pairs, NaN where both are.
+template <class T>
+__device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return max_bfloat16(a, b);
+  } else {
+    return max_float16(a, b);
+  }
+#else
+  float low[2], high[2];
+  unpack_pair<T>(a, low[0], high[0]), unpack_pair<T>(b, low[1], high[1]);
+  return pack_pair<T>(fmaxf(low[0], low[1]), fmaxf(high[0], high[1]));
+#endif
+}
+
 // N elements as they lie in memory, not yet converted. Those of 16 bits stay in words: as values of
 // their own they would take a register each.
 template <class T, int N>
