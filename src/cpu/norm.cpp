@@ -134,10 +134,11 @@ void forward(const RowNormForward& p) {
         variance = sum_of<Acc>(n, [&](int64_t i) { return v[i] * v[i]; }) / n;
       } else {
         center = sum_of<Acc>(n, [&](int64_t i) { return v[i]; }) / n;
-        rest = sum_of<Acc>(n, [&](int64_t i) { return v[i] - center; }) / n;
-        variance =
-            sum_of<Acc>(n, [&](int64_t i) { return (v[i] - center) * (v[i] - center); }) / n -
-            rest * rest;
+        const auto sums = two_sums_of<Acc>(
+            n, [&](int64_t i) { return v[i] - center; },
+            [&](int64_t i) { return (v[i] - center) * (v[i] - center); });
+        rest = sums.a / n;
+        variance = sums.b / n - rest * rest;
         if (variance < 0) variance = 0;  // by rounding
       }
       const Acc scale = 1 / std::sqrt(variance + static_cast<Acc>(p.eps));
@@ -208,17 +209,21 @@ void backward(const RowNormBackward& p) {
       Acc* out = dx.begin(dst, buffer.data());
       const Acc center = mean.load_or(row, 0), scale = rstd.load(row);
       const auto xhat = [&](int64_t i) { return (v[i] - center) * scale; };
-      const Acc along = sum_of<Acc>(n, [&](int64_t i) { return g[i] * w[i] * xhat(i); }) / n;
-      const Acc shift = p.rms ? Acc(0) : sum_of<Acc>(n, [&](int64_t i) { return g[i] * w[i]; }) / n;
-      if (p.dweight) {
-        Acc* sum = &dweight[row / blocks.size * n];
+      const auto sums = two_sums_of<Acc>(
+          n, [&](int64_t i) { return g[i] * w[i] * xhat(i); },
+          [&](int64_t i) { return g[i] * w[i]; });
+      const Acc along = sums.a / n, shift = p.rms ? Acc(0) : sums.b / n;
+      Acc* of_weight = p.dweight ? &dweight[row / blocks.size * n] : nullptr;
+      Acc* of_bias = p.dbias ? &dbias[row / blocks.size * n] : nullptr;
+      if (of_weight && of_bias) {
         DLK_SIMD
-        for (int64_t i = 0; i < n; ++i) sum[i] += g[i] * xhat(i);
-      }
-      if (p.dbias) {
-        Acc* sum = &dbias[row / blocks.size * n];
+        for (int64_t i = 0; i < n; ++i) of_weight[i] += g[i] * xhat(i), of_bias[i] += g[i];
+      } else if (of_weight) {
         DLK_SIMD
-        for (int64_t i = 0; i < n; ++i) sum[i] += g[i];
+        for (int64_t i = 0; i < n; ++i) of_weight[i] += g[i] * xhat(i);
+      } else if (of_bias) {
+        DLK_SIMD
+        for (int64_t i = 0; i < n; ++i) of_bias[i] += g[i];
       }
       if (p.dresidual) {
         const Acc* r = dresidual.read(p.dresidual.as<const T>() + at[2], more.data());

@@ -221,9 +221,9 @@ std::vector<Moments> statistics(const Tensor& tensor, int channel) {
         Acc buffer[kMaxSpan];
         const Acc* v = run.read(walk, 0, x, c, buffer);
         const Acc mean = sum_of<Acc>(run.n, [&](int64_t i) { return v[i]; }) / run.n;
-        const Acc rest = sum_of<Acc>(run.n, [&](int64_t i) { return v[i] - mean; });
-        const Acc squares =
-            sum_of<Acc>(run.n, [&](int64_t i) { return (v[i] - mean) * (v[i] - mean); });
+        const auto [rest, squares] = two_sums_of<Acc>(
+            run.n, [&](int64_t i) { return v[i] - mean; },
+            [&](int64_t i) { return (v[i] - mean) * (v[i] - mean); });
         partial.merge(moments(run.n, mean, rest, squares));
       },
       [&](int64_t c, int64_t n, int64_t begin, int64_t end, Moments* partial) {
@@ -373,8 +373,10 @@ std::vector<Sums> gradient_sums(const BackwardTensors& p,
         const Acc* r = y ? run.read(walk, 2, y, c, y_buffer) : nullptr;
         g = before_activation<0>(p.activation, run.n, terms, c, v, g, r, z_buffer);
         const Acc center = terms.center[c];
-        partial.merge({sum_of<Acc>(run.n, [&](int64_t i) { return g[i]; }),
-                       sum_of<Acc>(run.n, [&](int64_t i) { return g[i] * (v[i] - center); })});
+        const auto sums = two_sums_of<Acc>(
+            run.n, [&](int64_t i) { return g[i]; },
+            [&](int64_t i) { return g[i] * (v[i] - center); });
+        partial.merge({sums.a, sums.b});
       },
       [&](int64_t c, int64_t n, int64_t begin, int64_t end, Sums* partial) {
         Tile<T> v, g, r;

@@ -38,6 +38,35 @@ inline Acc sum_of(int64_t n, Term&& term) {
   return total;
 }
 
+// Two sums in one pass, each with the bits of sum_of().
+template <class Acc>
+struct TwoSums {
+  Acc a, b;
+};
+template <class Acc, class A, class B>
+inline TwoSums<Acc> two_sums_of(int64_t n, A&& term_a, B&& term_b) {
+  TwoSums<Acc> total{0, 0};
+  for (int64_t begin = 0; begin < n; begin += kSumBlock) {
+    const int64_t end = begin + kSumBlock < n ? begin + kSumBlock : n;
+    Acc a[kLanes] = {}, b[kLanes] = {};
+    int64_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+#pragma omp simd
+      for (int k = 0; k < kLanes; ++k) {
+        a[k] += term_a(i + k);
+        b[k] += term_b(i + k);
+      }
+    }
+    for (int k = 0; i < end; ++i, ++k) {
+      a[k] += term_a(i);
+      b[k] += term_b(i);
+    }
+    total.a += fold(a);
+    total.b += fold(b);
+  }
+  return total;
+}
+
 // v takes the place of m as the largest (smallest) so far. The first NaN is larger and smaller than
 // anything.
 template <bool kMin, class Acc>
