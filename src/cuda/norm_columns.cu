@@ -20,10 +20,10 @@ constexpr int kSumThreads = 256;    // of the blocks that sum
 constexpr int kApplyThreads = 128;  // of the element-wise pass: many small blocks
 constexpr int kRows = 4;            // of a thread whose loads are on their way together
 constexpr int kMostWidth = 32;
-// Splits of the rows that are summed: at least 16 rows of a thread while those are few splits, 32, or
-// more.
-constexpr int kFewRows = 16, kManyRows = 32;
-constexpr int kFewSplits = 128, kMostSplits = 1024;
+// Splits of the rows that are summed. Of one sample: what a multiprocessor holds at once; of samples, on
+// whose number nothing may depend: 16 rows of a thread, or 32 where those are many splits.
+constexpr int kMomentsBlocks = 3, kSumsBlocks = 2;  // of a multiprocessor
+constexpr int kFewRows = 16, kManyRows = 32, kFewSplits = 128;
 
 // One of the tensors: samples of rows of neighbours.
 template <class T>
@@ -53,9 +53,14 @@ struct Columns {
     split_rows = height * std::max<int64_t>(least, thread_rows);
     splits = FastDiv(ceil_div(rows, split_rows));
   }
-  void share_out_sums(int piece) {
+  void share_out_sums(int piece, int blocks) {
     share_out(kSumThreads, piece, kFewRows, rows);
-    if (splits.divisor() > kFewSplits) share_out(kSumThreads, piece, kManyRows, kMostSplits);
+    if (samples == 1 && batch) {
+      const int64_t wave = int64_t{blocks} * multiprocessor_count() / slabs.divisor();
+      share_out(kSumThreads, piece, kFewRows, std::max<int64_t>(wave, 1));
+    } else if (splits.divisor() > kFewSplits) {
+      share_out(kSumThreads, piece, kManyRows, rows);
+    }
   }
   void share_out_elements(int piece) { share_out(kApplyThreads, piece, kRows, rows); }
   int64_t blocks() const { return samples * splits.divisor() * slabs.divisor(); }
@@ -76,8 +81,9 @@ struct ColumnPieces {
   int64_t rows;     // of the split, from there on
   int block_rows;
 
-  __device__ __forceinline__ explicit ColumnPieces(const Columns& c) : columns(c) {
-    const int64_t block = blockIdx.x, group = c.slabs(block);
+  __device__ __forceinline__ explicit ColumnPieces(const Columns& c, int64_t block = blockIdx.x)
+      : columns(c) {
+    const int64_t group = c.slabs(block);
     sample = c.splits(group);
     split = group - sample * c.splits.divisor();
     const int width = static_cast<int>(c.width.divisor());
@@ -197,7 +203,7 @@ struct ForwardArgs {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumThreads, kMomentsBlocks)
     columns_moments_kernel(const DLK_GRID_CONSTANT ForwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
@@ -253,7 +259,7 @@ __global__ void __launch_bounds__(kApplyThreads)
     columns_normalize_kernel(const DLK_GRID_CONSTANT ForwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
-  const ColumnPieces<T> pieces(args.columns);
+  const ColumnPieces<T> pieces(args.columns, block_from_last());
   const int some = pieces.rows_from(0);
   Piece<T> x[kRows], residual[kRows];
   pieces.load(args.x, 0, some, x);
@@ -298,7 +304,7 @@ struct BackwardArgs {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kSumThreads, 2)
+__global__ void __launch_bounds__(kSumThreads, kSumsBlocks)
     columns_sums_kernel(const DLK_GRID_CONSTANT BackwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
@@ -349,7 +355,7 @@ __global__ void __launch_bounds__(kApplyThreads)
     columns_gradient_kernel(const DLK_GRID_CONSTANT BackwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
-  const ColumnPieces<T> pieces(args.columns);
+  const ColumnPieces<T> pieces(args.columns, block_from_last());
   const int some = pieces.rows_from(0);
   const bool masked = args.y.data != nullptr;
   Piece<T> dy[kRows], x[kRows], y[kRows];
@@ -421,11 +427,11 @@ const char* unsuitable(const SetShape& shape, const Tensor* const (&tensors)[N])
 }
 
 template <int N>
-Columns columns_of(const SetShape& shape, const Tensor* const (&tensors)[N]) {
+Columns columns_of(const SetShape& shape, const Tensor* const (&tensors)[N], int blocks) {
   View view{};
   view_as(*tensors[0], shape.channel, by_sample(shape, tensors), view);
   Columns c{view.samples, view.rows, shape.channels(*tensors[0]), !shape.groups};
-  c.share_out_sums(static_cast<int>(16 / dtype_size(tensors[0]->dtype)));
+  c.share_out_sums(static_cast<int>(16 / dtype_size(tensors[0]->dtype)), blocks);
   return c;
 }
 
@@ -441,10 +447,10 @@ Rows<U> rows_of(const Tensor& t, int channel, bool samples) {
 }
 
 Columns columns_of(const SetForward& p) {
-  return columns_of<3>(p.shape, {&p.x, &p.residual, &p.y});
+  return columns_of<3>(p.shape, {&p.x, &p.residual, &p.y}, kMomentsBlocks);
 }
 Columns columns_of(const SetBackward& p) {
-  return columns_of<5>(p.shape, {&p.dy, &p.x, &p.y, &p.dx, &p.dresidual});
+  return columns_of<5>(p.shape, {&p.dy, &p.x, &p.y, &p.dx, &p.dresidual}, kSumsBlocks);
 }
 
 template <class T>

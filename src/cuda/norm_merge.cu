@@ -53,6 +53,33 @@ struct SetTeam : Team {
   }
 };
 
+// Weight and bias of the channels of a team's set; those of a thread's first one are on their way while
+// the entries are merged.
+template <class Acc>
+struct SetParameters {
+  const ChannelVector<Acc>&weight, &bias;
+  Acc first_weight = 1, first_bias = 0;
+
+  __device__ __forceinline__ SetParameters(const SetTeam& team, int64_t each,
+                                           const ChannelVector<Acc>& weight_,
+                                           const ChannelVector<Acc>& bias_)
+      : weight(weight_), bias(bias_) {
+    if (!team.active || team.rank >= each) return;
+    first_weight = weight.load_or(team.set * each + team.rank, 1);
+    first_bias = bias.load_or(team.set * each + team.rank, 0);
+  }
+  // f(column, weight, bias)
+  template <class F>
+  __device__ __forceinline__ void for_channels(const SetTeam& team, const Sets& sets, F&& f) const {
+    team.for_each(sets.each, [&](int64_t i) {
+      const int64_t c = team.set * sets.each + i;
+      const bool first = i < team.size;
+      f(team.sample * sets.channels + c, first ? first_weight : weight.load_or(c, 1),
+        first ? first_bias : bias.load_or(c, 0));
+    });
+  }
+};
+
 // ---- Forward -----------------------------------------------------------------------------------
 
 template <class Acc>
@@ -74,6 +101,7 @@ __global__ void __launch_bounds__(kTeamThreads)
     merge_moments_kernel(const DLK_GRID_CONSTANT MomentsArgs<Acc> args) {
   SetTeam team(args.sets, args.bits);
   const auto* entries = args.entries + team.index * args.sets.entries;
+  const SetParameters<Acc> parameters(team, args.sets.each, args.weight, args.bias);
   const Acc eps = static_cast<Acc>(args.eps);
   Acc center, rest = 0, rstd;
   if (args.given) {
@@ -110,12 +138,10 @@ __global__ void __launch_bounds__(kTeamThreads)
       }
     }
   }
-  team.for_each(args.sets.each, [&](int64_t i) {
-    const int64_t c = team.set * args.sets.each + i, column = team.sample * args.sets.channels + c;
-    const Acc scale = args.weight.load_or(c, 1) * rstd;
+  parameters.for_channels(team, args.sets, [&](int64_t column, Acc weight, Acc bias) {
     args.coefficients.at(kCenter, column) = center;
-    args.coefficients.at(kScale, column) = scale;
-    args.coefficients.at(kOffset, column) = args.bias.load_or(c, 0) - rest * scale;
+    args.coefficients.at(kScale, column) = weight * rstd;
+    args.coefficients.at(kOffset, column) = bias - rest * (weight * rstd);
   });
 }
 
@@ -163,6 +189,7 @@ __global__ void __launch_bounds__(kTeamThreads)
   SetTeam team(args.sets, args.bits);
   const auto* entries = args.entries + team.index * args.sets.entries;
   const int64_t first = team.set * args.sets.each;
+  const SetParameters<Acc> parameters(team, args.sets.each, args.weight, args.bias);
   Acc mean = 0, rstd = 0;
   if (team.active) {
     mean = args.mean.load(team.sample, team.set);
@@ -183,15 +210,14 @@ __global__ void __launch_bounds__(kTeamThreads)
     if (args.dweight) args.dweight.store(team.set, along);
     if (args.dbias) args.dbias.store(team.set, sums[0]);
   }
-  team.for_each(args.sets.each, [&](int64_t i) {
-    const int64_t c = first + i, column = team.sample * args.sets.channels + c;
-    const Acc scale = args.weight.load_or(c, 1) * rstd;
+  parameters.for_channels(team, args.sets, [&](int64_t column, Acc weight, Acc bias) {
+    const Acc scale = weight * rstd;
     const Acc outer = args.given ? Acc(0) : -(args.channels ? scale : rstd) / args.count;
     args.coefficients.at(kMean, column) = mean;
     args.coefficients.at(kSlope, column) = scale;
     args.coefficients.at(kAcross, column) = outer * along * rstd;
     args.coefficients.at(kOffsets, column) = outer * sums[0];
-    args.coefficients.at(kBias, column) = args.bias.load_or(c, 0);
+    args.coefficients.at(kBias, column) = bias;
   });
 }
 

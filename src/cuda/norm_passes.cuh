@@ -35,6 +35,9 @@ struct Coefficients {
   }
 };
 
+// The number of the block, counted from the last: what the pass before read last is still in the cache.
+__device__ __forceinline__ unsigned block_from_last() { return gridDim.x - 1 - blockIdx.x; }
+
 // Neighbouring threads that work on one thing: 2^bits lanes of a warp, or a whole block.
 inline constexpr int kTeamThreads = 128;
 inline constexpr int kWarpBits = 5;   // lanes of every target's warps
@@ -44,8 +47,8 @@ struct Team {
   int rank, size;
   int turn = 0;
 
-  __device__ __forceinline__ explicit Team(int bits)
-      : index((int64_t{blockIdx.x} << (kBlockBits - bits)) + (threadIdx.x >> bits)),
+  __device__ __forceinline__ explicit Team(int bits, unsigned block = blockIdx.x)
+      : index((int64_t{block} << (kBlockBits - bits)) + (threadIdx.x >> bits)),
         rank(threadIdx.x & ((1 << bits) - 1)),
         size(1 << bits) {}
   // All of the team receive the sums, and all threads of the block must call.

@@ -42,24 +42,54 @@ __device__ __forceinline__ void store_piece(T* p, const Piece<T>& piece, int cou
   }
 }
 
-// A piece to a place in shared memory from which this thread alone reads. The copy may still be under
-// way: wait_for_copies().
+// The bytes of a tensor, in which more may be read than asked for.
+struct Readable {
+  const char *low = nullptr, *high = nullptr;
+
+  Readable() = default;
+  explicit Readable(const Tensor& t) {
+    if (!t || t.numel() == 0) return;
+    const ByteRange range = byte_range(t);
+    low = reinterpret_cast<const char*>(range.low),
+    high = reinterpret_cast<const char*>(range.high);
+  }
+};
+
+// Elements [low, high) of the piece at p, zeros for the others. One at any address is cut out of the 32
+// bytes around it where those may be read.
 template <class T>
-__device__ __forceinline__ void copy_piece(uint4* slot, const T* p, int count, int align) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if (count >= kPiece<T> && align >= 4) {
-    if (align == 16) {
-      cp_async<16>(slot, p, 16);
-    } else {
-      auto* to = reinterpret_cast<uint32_t*>(slot);
-      const auto* from = reinterpret_cast<const uint32_t*>(p);
+__device__ __forceinline__ Piece<T> load_part(const T* p, int low, int high,
+                                              const Readable& readable) {
+  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(p) % 16);
+  const char* const at = reinterpret_cast<const char*>(p) - shift;
+  const bool around = shift == 0 || (at >= readable.low && at + 32 <= readable.high);
+  Piece<T> piece{};
+  if (low == 0 && high >= kPiece<T> && around) {
+    uint32_t words[2][4] = {};
+    load_words(true, at, words[0]);
+    load_words(shift != 0, at + 16, words[1]);
+    extract(words[0], words[1], shift, piece.word);
+  } else {
 #pragma unroll
-      for (int w = 0; w < 4; ++w) cp_async<4>(to + w, from + w, 4);
+    for (int e = 0; e < kPiece<T>; ++e) {
+      if (e >= low && e < high) piece.set(e, p[e]);
     }
+  }
+  return piece;
+}
+
+// The first `count` elements of a piece to a place in shared memory from which this thread alone reads.
+// The copy may still be under way: wait_for_copies().
+template <class T>
+__device__ __forceinline__ void copy_piece(uint4* slot, const T* p, int count,
+                                           const Readable& readable) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if (count >= kPiece<T> && reinterpret_cast<uintptr_t>(p) % 16 == 0) {
+    cp_async<16>(slot, p, 16);
     return;
   }
 #endif
-  const Piece<T> piece = load_piece(p, count, align);
+  const Piece<T> piece = load_part(p, 0, count, readable);
   *slot = make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
 }
 __device__ __forceinline__ void wait_for_copies() {

@@ -76,6 +76,7 @@ struct Planes {
   FastDiv of_sample;  // sets of a sample; of batch norm all
   int64_t sample_stride[N], set_stride[N], segment_stride[N];
   int align[N];  // bytes of an access
+  Readable readable[N];
   // channel = number of the set in its sample * channels_of_set + segment * channels_of_segment
   int channels_of_set, channels_of_segment;
 };
@@ -192,7 +193,8 @@ struct ForwardArgs {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 4) planes_forward_kernel(ForwardArgs<T> args) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 4)
+    planes_forward_kernel(const DLK_GRID_CONSTANT ForwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
   extern __shared__ uint4 slots[];
@@ -204,13 +206,13 @@ __global__ void __launch_bounds__(kThreads, 4) planes_forward_kernel(ForwardArgs
     const T* x = args.x + thread.offset(0, unit);
     int slot = unit.slot;
     for (int i = unit.first; i < unit.end; i += step, slot += kThreads) {
-      copy_piece(slots + slot, x + i, unit.end - i, args.planes.align[0]);
+      copy_piece(slots + slot, x + i, unit.end - i, args.planes.readable[0]);
     }
     if (args.residual) {
       const T* r = args.residual + thread.offset(1, unit);
       slot = unit.slot;
       for (int i = unit.first; i < unit.end; i += step, slot += kThreads) {
-        copy_piece(residuals + slot, r + i, unit.end - i, args.planes.align[1]);
+        copy_piece(residuals + slot, r + i, unit.end - i, args.planes.readable[1]);
       }
     }
   });
@@ -293,7 +295,8 @@ struct BackwardArgs {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 2) planes_backward_kernel(BackwardArgs<T> args) {
+__global__ void __launch_bounds__(kThreads, 2)
+    planes_backward_kernel(const DLK_GRID_CONSTANT BackwardArgs<T> args) {
   using Acc = Accumulator<T>;
   constexpr int kE = kPiece<T>;
   extern __shared__ uint4 slots[];
@@ -306,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, 2) planes_backward_kernel(BackwardAr
       const T* p = tensor + thread.offset(n, unit);
       int slot = unit.slot;
       for (int i = unit.first; i < unit.end; i += step, slot += kThreads) {
-        copy_piece(to + slot, p + i, unit.end - i, args.planes.align[n]);
+        copy_piece(to + slot, p + i, unit.end - i, args.planes.readable[n]);
       }
     };
     copy(slots, args.dy, 0);
@@ -425,6 +428,7 @@ Planes<N> planes_of(const SetShape& shape, const Tensor* const (&tensors)[N]) {
     const Tensor& t = *tensors[n];
     if (!t) continue;
     planar(t, shape.channel, p);
+    planes.readable[n] = Readable(t);
     planes.sample_stride[n] = shape.groups ? p.sample_stride : 0;
     planes.set_stride[n] = each * p.channel_stride;
     planes.segment_stride[n] = shape.groups ? p.channel_stride : p.sample_stride;

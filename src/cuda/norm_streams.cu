@@ -29,6 +29,7 @@ struct Planes {
   bool flat;         // positions are neighbours in all tensors
   bool fast;         // and all pieces lie at multiples of 16 bytes and have no gaps
   int64_t sample_stride[N], channel_stride[N];
+  Readable readable[N];
   StridedIndex<N> positions;
   FastDiv extents[kMaxDims];  // of the positions
 
@@ -62,28 +63,6 @@ struct Planes {
   }
 };
 
-// Elements [low, high) of the piece at p, zeros for the others. Where `shared` the 32 bytes around a
-// piece may be read.
-template <class T>
-__device__ __forceinline__ Piece<T> load_part(const T* p, int low, int high, bool shared) {
-  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(p) % 16);
-  const bool whole = low == 0 && high == kPiece<T>;
-  Piece<T> piece{};
-  if (whole && (shift == 0 || shared)) {
-    uint32_t words[2][4] = {};
-    const auto* at = reinterpret_cast<const char*>(p) - shift;
-    load_words(true, at, words[0]);
-    load_words(shift != 0, at + 16, words[1]);
-    extract(words[0], words[1], shift, piece.word);
-  } else {
-#pragma unroll
-    for (int e = 0; e < kPiece<T>; ++e) {
-      if (e >= low && e < high) piece.set(e, p[e]);
-    }
-  }
-  return piece;
-}
-
 // A unit as one of its threads sees it.
 template <class T, int N, bool kFast>
 struct Unit : Team {
@@ -95,9 +74,10 @@ struct Unit : Team {
   int64_t begin;  // position of the unit's first piece
   int skip;       // elements of that piece before the plane
   int count;      // elements from there on
-  bool shares;    // what lies beside a piece may be read
+  bool cuts;      // pieces may be cut out of what lies around them
 
-  __device__ __forceinline__ explicit Unit(const Planes<N>& p) : Team(p.bits), planes(p) {
+  __device__ __forceinline__ explicit Unit(const Planes<N>& p, unsigned block = blockIdx.x)
+      : Team(p.bits, block), planes(p) {
     const int unit = static_cast<int>(index);
     active = unit < static_cast<int>(p.planes * p.parts.divisor());
     plane = active ? p.parts.quick(unit) : 0;
@@ -106,11 +86,11 @@ struct Unit : Team {
     begin = (unit - plane * static_cast<int>(p.parts.divisor())) * p.part;
     skip = 0;
     count = active ? static_cast<int>(min(p.length - begin, p.part)) : 0;
-    shares = true;
+    cuts = true;
   }
   // Pieces lie at multiples of 16 bytes of tensor n, which is written.
   __device__ __forceinline__ void align(const T* data, int n) {
-    shares = false;
+    cuts = false;  // others may have written there
     if (kFast || !planes.flat) return;
     const int shift =
         static_cast<int>(reinterpret_cast<uintptr_t>(data + offset(n)) % 16 / sizeof(T));
@@ -142,8 +122,7 @@ struct Unit : Team {
         load_words(left(i) > 0, p + at(i), piece[i].word);
       }
     } else if (planes.flat) {
-      const bool shared = shares && begin + at(k) >= kE && planes.length - begin - at(k) >= 2 * kE;
-      piece[0] = load_part(p + at(k), low(k), high(k), shared);
+      piece[0] = load_part(p + at(k), low(k), high(k), cuts ? planes.readable[n] : Readable{});
     } else {
       piece[0] = gather(n, data + offset(n), static_cast<int>(begin) + at(k), high(k));
     }
@@ -256,7 +235,7 @@ __global__ void __launch_bounds__(kTeamThreads)
     streams_normalize_kernel(const DLK_GRID_CONSTANT ForwardArgs<T> args) {
   using Acc = Accumulator<T>;
   using Unit = Unit<T, 3, kFast>;
-  Unit unit(args.planes);
+  Unit unit(args.planes, block_from_last());
   unit.align(args.y, 2);
   const auto coefficient = [&](ForwardCoefficient kind) {
     return Same<Acc>{args.coefficients.at(kind, unit.column())};
@@ -334,7 +313,7 @@ __global__ void __launch_bounds__(kTeamThreads)
     streams_gradient_kernel(const DLK_GRID_CONSTANT BackwardArgs<T> args) {
   using Acc = Accumulator<T>;
   using Unit = Unit<T, 5, kFast>;
-  Unit unit(args.planes);
+  Unit unit(args.planes, block_from_last());
   unit.align(args.dx, 3);
   const auto coefficient = [&](BackwardCoefficient kind) {
     return Same<Acc>{args.coefficients.at(kind, unit.column())};
@@ -382,6 +361,7 @@ Planes<N> planes_by(bool sample, const SetShape& shape, const Tensor* const (&te
   for (int n = 0; n < N; ++n) {
     const Tensor& t = *tensors[n];
     if (!t) continue;
+    p.readable[n] = Readable(t);
     p.sample_stride[n] = sample ? t.strides[0] : 0;
     p.channel_stride[n] = t.strides[shape.channel];
     if (p.positions.ndim == 1) p.flat = p.flat && p.positions.stride[n][0] == 1;
