@@ -28,8 +28,8 @@ def declined():
 
 
 DTYPES = ["bfloat16", "float32", "float64"]
-# Sets of a part of a warp up to many blocks; planes with and without gaps between pieces of 16 bytes,
-# smaller than those, and of many parts.
+# Sets of a part of a warp up to many blocks; planes at multiples of 16 bytes and not, smaller
+# ones, and some of many parts.
 SHAPES = [
     ("NCHW", (70, 24, 7, 7)),
     ("NCHW", (5, 6, 55, 53)),
