@@ -198,8 +198,8 @@ def var(
 ) -> Any:
     """Variance over axes: sum (x - mean)^2 / max(n - correction, 0) over n elements.
 
-    By Welford's recurrence on the differences from the first element (Chan, Golub and LeVeque,
-    1983): no digits cancel where the mean is large.
+    Of differences from elements nearby, combined by the formula of Chan, Golub and LeVeque (1983):
+    no digits cancel where the mean is large.
 
     Parameters
     ----------

@@ -260,6 +260,18 @@ def test_bits_do_not_depend_on_layout(backend, dtype, rng, n):
             np.testing.assert_array_equal(got, expected[: len(got)])
 
 
+def test_bits_do_not_depend_on_the_share(backend, rng):
+    """Few long rows are cut into more parts than many are, long columns into more than a few."""
+    x = rng.random((400, 70_000), dtype=np.float32)
+    for op in (dlkern.sum, dlkern.var):
+        many = backend.raw(op(backend.array(x), 1))
+        np.testing.assert_array_equal(backend.raw(op(backend.array(x[17:19]), 1)), many[17:19])
+        columns = np.ascontiguousarray(x.reshape(70_000, 400)[:9_000])
+        many = backend.raw(op(backend.array(columns), 0))
+        few = np.ascontiguousarray(columns[:, 40:44])
+        np.testing.assert_array_equal(backend.raw(op(backend.array(few), 0)), many[40:44])
+
+
 @pytest.mark.gpu
 def test_edge_15_more_than_2_31_elements(gpu):
     torch = pytest.importorskip("torch")

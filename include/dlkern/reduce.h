@@ -18,8 +18,8 @@
  *     otherwise          y has x's dtype, or float32 for a 16-bit x
  * 16-bit values are computed with in float32, sums and products of integers in int64 (modulo 2^64).
  * Sums are taken in blocks and the block sums in pairs: the rounding error grows like the logarithm
- * of the number of elements. A variance is that of the differences from the first element, by
- * Welford's recurrence and Chan's formula: no digits cancel. Powers of a norm are not rescaled: one
+ * of the number of elements. A variance is that of differences from elements nearby, combined by Chan's
+ * formula: no digits cancel. Powers of a norm are not rescaled: one
  * whose |x|^ord overflows in the type computed with is infinite.
  * The bits of a result depend on its own elements, their number and order, and on nothing else.
  *

@@ -17,10 +17,10 @@ namespace dlkern {
 namespace gpu {
 
 size_t state_bytes(dlk_reduce_kind kind, DType dtype) {
-  const size_t number = dtype == DType::kFloat64 || is_index(dtype) ? 8 : 4;
+  const size_t number = is_vector_dtype(dtype) ? 4 : 8;
   if (is_arg(kind)) return sizeof(Candidate<double>);
   const bool two = kind == DLK_REDUCE_PROD || kind == DLK_REDUCE_LOGSUMEXP;
-  return is_variance(kind) ? 3 * number : two ? 2 * number : number;
+  return is_variance(kind) ? 4 * number : two ? 2 * number : number;
 }
 
 }  // namespace gpu
@@ -29,8 +29,9 @@ namespace {
 using namespace gpu;
 
 axis::Plan plan_of(const Reduce& p) {
-  const Tensor pivot = is_variance(p.kind) ? first_elements(p.x, p.axes) : Tensor{};
-  return plan_axes(p.x, p.y, pivot, p.axes, is_arg(p.kind));
+  const bool rare =
+      p.kind == DLK_REDUCE_VECTOR_NORM && p.ord != 1 && p.ord != 2 && !std::isinf(p.ord);
+  return plan_axes(p.x, p.y, Tensor{}, p.axes, is_arg(p.kind), is_vector_dtype(p.x.dtype) && !rare);
 }
 
 void reduce_sums(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace) {

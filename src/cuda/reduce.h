@@ -36,4 +36,7 @@ void find_means(const ReduceBackward& p, const Statistics& to, const axis::Plan&
 
 size_t state_bytes(dlk_reduce_kind kind, DType dtype);
 
+// What plan_axes is told as `vector`.
+inline bool is_vector_dtype(DType dtype) { return is_floating(dtype) && dtype != DType::kFloat64; }
+
 }  // namespace dlkern::gpu

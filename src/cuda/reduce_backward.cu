@@ -63,7 +63,7 @@ struct Before {
   size_t partials_at, workspace_bytes;
 
   Before(const ReduceBackward& p, void* workspace)
-      : plan(plan_axes(p.x ? p.x : p.dx, p.dy, Tensor{}, p.axes, false)) {
+      : plan(plan_axes(p.x ? p.x : p.dx, p.dy, Tensor{}, p.axes, false, false)) {
     const bool norm = p.kind == DLK_REDUCE_VECTOR_NORM;
     needed = p.x && p.kind != DLK_REDUCE_LOGSUMEXP && (!norm || std::isinf(p.ord));
     if (!needed) {
@@ -74,7 +74,8 @@ struct Before {
     const size_t bytes = ceil_div(p.dy.numel() * dtype_size(dtype), 256) * 256;
     char* at = static_cast<char*>(workspace);
     statistics = {contiguous_like(p.dy, dtype, at), contiguous_like(p.dy, dtype, at + bytes)};
-    plan = plan_axes(p.x, statistics.a, pivot_of(p), p.axes, false);
+    plan = plan_axes(p.x, statistics.a, is_variance(p.kind) ? Tensor{} : p.y, p.axes, false,
+                     is_variance(p.kind) && is_vector_dtype(p.x.dtype));
     const size_t state = state_bytes(is_variance(p.kind)         ? DLK_REDUCE_VAR
                                      : p.kind == DLK_REDUCE_PROD ? DLK_REDUCE_PROD
                                                                  : DLK_REDUCE_SUM,
@@ -88,11 +89,6 @@ struct Before {
     const auto with = [&](auto* reduce) { reduce(p, statistics, plan, launch.stream, partials); };
     if (is_variance(p.kind)) return with(find_means);
     p.kind == DLK_REDUCE_PROD ? with(split_products) : with(count_ties);
-  }
-
- private:
-  static Tensor pivot_of(const ReduceBackward& p) {
-    return is_variance(p.kind) ? first_elements(p.x, p.axes) : p.y;
   }
 };
 

@@ -14,7 +14,7 @@ namespace {
 template <class Acc>
 struct LogSumExpOp {
   using State = Pair<Acc>;
-  static constexpr bool kPivot = false, kVector = true;
+  static constexpr bool kPivot = false, kVector = true, kLooksUp = false;
   Result result;
 
   __device__ State identity() const { return {Acc(-INFINITY), Acc(0)}; }
@@ -30,6 +30,7 @@ struct LogSumExpOp {
     for (int e = 0; e < W; ++e) v[e] = e < count ? exp_fast(values[e] - shift) : Acc(0);
     state = {largest, shifted(state, shift) + tree(v, Sum{})};
   }
+  __device__ State close(const State& state) const { return state; }
   __device__ State combine(State lower, State upper) const {
     const Acc largest = Larger()(lower.a, upper.a), shift = zero_if_infinite(largest);
     return {largest, shifted(lower, shift) + shifted(upper, shift)};

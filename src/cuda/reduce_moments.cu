@@ -13,7 +13,7 @@ void reduce_moments(const Reduce& p, const axis::Plan& plan, void* stream, void*
                             p.kind == DLK_REDUCE_STD,
                             nullptr,
                             nullptr};
-    reduce_axes<T>(p.x, p.x, plan, op, stream, workspace);
+    reduce_axes<T>(p.x, Tensor{}, plan, op, stream, workspace);
   });
 }
 
@@ -22,7 +22,7 @@ void find_means(const ReduceBackward& p, const Statistics& to, const axis::Plan&
   dispatch_floating(p.x.dtype, [&]<class T>() {
     using Acc = Accumulator<T>;
     const MomentsOp<Acc> op{{}, Acc(1), false, to.a.as<Acc>(), to.b.as<Acc>()};
-    reduce_axes<T>(p.x, p.x, plan, op, stream, workspace);
+    reduce_axes<T>(p.x, Tensor{}, plan, op, stream, workspace);
   });
 }
 

@@ -4,49 +4,44 @@
 
 namespace dlkern::gpu {
 
-namespace {
-
-template <class T>
-void count_terms(const Tensor& x, const Tensor& pivot, const Tensor& y, Term term,
-                 const axis::Plan& plan, void* stream, void* workspace) {
-  const TermsOp<Accumulator<T>> op{{y.data, y.dtype}, term};
-  reduce_axes<T>(x, pivot, plan, op, stream, workspace);
-}
-
-}  // namespace
-
 void reduce_products(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace) {
   dispatch_reducible(p.x.dtype, [&]<class T>() {
-    const ProdOp<Accumulator<T>> op{{p.y.data, p.y.dtype}, nullptr};
+    const ProdOp<Accumulator<T>> op{{p.y.data, p.y.dtype}};
     reduce_axes<T>(p.x, Tensor{}, plan, op, stream, workspace);
   });
 }
 
 void reduce_norms(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace) {
+  const Result result{p.y.data, p.y.dtype};
   dispatch_floating(p.x.dtype, [&]<class T>() {
     using Acc = Accumulator<T>;
-    if (p.ord == 0 || p.ord == 1 || p.ord == 2) {
-      const Term term = p.ord == 0 ? Term::kNonzero : p.ord == 1 ? Term::kAbs : Term::kSquare;
-      count_terms<T>(p.x, Tensor{}, p.y, term, plan, stream, workspace);
-    } else {
-      const PowersOp<Acc> op{{p.y.data, p.y.dtype}, static_cast<Acc>(p.ord)};
+    const auto reduce = [&](const auto& op) {
       reduce_axes<T>(p.x, Tensor{}, plan, op, stream, workspace);
+    };
+    if (p.ord == 1 || p.ord == 2) {
+      reduce(NormOp<Acc>(result, p.ord == 2));
+    } else if (p.ord == 0) {
+      reduce(CountOp<Acc>{result, false, true});
+    } else {
+      reduce(PowersOp<Acc>{result, static_cast<Acc>(p.ord)});
     }
   });
 }
 
 void count_ties(const ReduceBackward& p, const Statistics& to, const axis::Plan& plan, void* stream,
                 void* workspace) {
-  const Term term = p.kind == DLK_REDUCE_VECTOR_NORM ? Term::kAbsEqual : Term::kEqual;
-  dispatch_floating(
-      p.x.dtype, [&]<class T>() { count_terms<T>(p.x, p.y, to.a, term, plan, stream, workspace); });
+  dispatch_floating(p.x.dtype, [&]<class T>() {
+    const CountOp<Accumulator<T>> op{
+        {to.a.data, to.a.dtype}, p.kind == DLK_REDUCE_VECTOR_NORM, false};
+    reduce_axes<T>(p.x, p.y, plan, op, stream, workspace);
+  });
 }
 
 void split_products(const ReduceBackward& p, const Statistics& to, const axis::Plan& plan,
                     void* stream, void* workspace) {
   dispatch_floating(p.x.dtype, [&]<class T>() {
     using Acc = Accumulator<T>;
-    const ProdOp<Acc> op{{to.a.data, to.a.dtype}, to.b.as<Acc>()};
+    const FactorsOp<Acc> op{to.a.as<Acc>(), to.b.as<Acc>()};
     reduce_axes<T>(p.x, Tensor{}, plan, op, stream, workspace);
   });
 }
