@@ -55,6 +55,15 @@ CASES = {
     "3x3 at 1": case((1, 16, 5, 24), 3, 1, 1),
     "3x3 at 1 without padding": case((1, 16, 5, 20), 3, 1),
     "3x3 in slices": case((1, 16, 4, 6, 16), 3, 2, 1),
+    # As many planes as are taken together, and planes that are cut into bands.
+    "many planes": case((2, 700, 5, 6), 3, 2, 1),
+    "many planes, 2x2": case((2, 700, 4, 7), 2),
+    "many planes, 3x3 at 1": case((1, 1400, 4, 5), 3, 1, 1),
+    "many planes, 5x4": case((1, 1400, 6, 7), (5, 4), (2, 3), (2, 1)),
+    "many volumes": case((2, 700, 3, 4, 5), (3, 2, 3), (2, 1, 2), (1, 0, 1)),
+    "bands": case((1, 2, 50, 131), 3, 2, 1),
+    "long": case((1, 2, 9001), 3, 2, 1),
+    "one slice, deep windows": case((2, 3, 1, 6, 7), 3, 2, 1),
 }
 DILATED = {
     "dilated": case((2, 3, 11, 12), 3, 2, 2, dilation=2),
@@ -181,7 +190,7 @@ def test_lp(backend, dtype, rng, name, channels, norm):
 @pytest.mark.parametrize(
     ("shape", "sizes"),
     [((2, 3, 10, 7), (4, 3)), ((2, 16, 7, 9), (7, 2)), ((1, 2, 5), (8,)),
-     ((1, 2, 5, 4, 9), (2, 3, 5)), ((2, 3, 8, 6), (4, 3)), ((2, 3, 8, 6), (1, 1))],
+     ((1, 2, 5, 4, 9), (2, 3, 5)), ((2, 700, 7, 5), (3, 2)), ((2, 700, 3, 4), (5, 4)), ((2, 3, 8, 6), (4, 3)), ((2, 3, 8, 6), (1, 1))],
 )  # fmt: skip
 def test_adaptive(backend, dtype, rng, shape, sizes, channels):
     x = rounded(rng.integers(-9, 9, shape), dtype)

@@ -32,6 +32,10 @@ __device__ __forceinline__ bool is_inside(int64_t i, int64_t extent) {
 __device__ __forceinline__ bool is_inside(int i, int extent) {
   return static_cast<unsigned>(i) < static_cast<unsigned>(extent);
 }
+// One slice, and windows of one.
+DLK_HD bool is_flat(const PoolShape& s) {
+  return s.in[0] == 1 && s.out[0] == 1 && s.window[0].kernel == 1;
+}
 template <class I>
 __device__ __forceinline__ I nearest(I i, I extent) {
   return i < 0 ? 0 : i < extent ? i : extent - 1;
@@ -232,39 +236,9 @@ struct PoolTiles {
   }
 };
 
-// The same in rows: `groups` of neighbours along W and `bands` of neighbouring rows, of all slices
-// of all planes. One thread takes one of them; places count groups and bands.
-struct PoolRows {
-  FastDiv by_group, by_band, by_d, by_c;
-  int64_t count;
-
-  PoolRows(const PoolShape& s, int64_t groups, int64_t bands, int64_t depth)
-      : by_group(groups),
-        by_band(bands),
-        by_d(depth),
-        by_c(std::max<int64_t>(s.channels, 1)),
-        count(s.batch * s.channels * depth * bands * groups) {}
-  int grid() const {
-    return static_cast<int>(std::clamp<int64_t>(ceil_div(count, kPoolThreads), 1, INT32_MAX));
-  }
-  __device__ int64_t first() const { return int64_t{blockIdx.x} * kPoolThreads + threadIdx.x; }
-  __device__ int64_t step() const { return int64_t{gridDim.x} * kPoolThreads; }
-  __device__ __forceinline__ PoolPlace<int> place(int i) const {
-    const auto take = [&i](const FastDiv& by) {
-      const int q = by.quick(i), r = i - q * static_cast<int>(by.divisor());
-      i = q;
-      return r;
-    };
-    PoolPlace<int> p;
-    p.w = take(by_group), p.h = take(by_band), p.d = take(by_d), p.c = take(by_c);
-    p.n = i;
-    return p;
-  }
-};
-
 // ---- Choices, on the host ----------------------------------------------------------------------
 
-// All that kernels count fits into int: positions, and tiles or the items of PoolRows.
+// All that kernels count fits into int: positions and tiles.
 inline bool counts_in_int(const PoolShape& s) {
   const auto items = [&s](const int64_t(&extent)[kMaxSpatial]) {
     return s.batch * s.channels * extent[0] * (extent[1] + 2) * (extent[2] / 4 + 2);
@@ -291,40 +265,6 @@ inline bool fits_groups(const Tensor& t, int n, int along) {
 // The same along C, all of which are whole.
 inline bool fits_channels(const Tensor& t, int n) {
   return t.shape[1] % n == 0 && t.strides[1] == 1 && fits_groups(t, n, 1);
-}
-
-// Bytes, a power of two, of accesses to rows that lie wholly inside.
-inline int row_bytes(const Tensor& t) {
-  const uint64_t bits = t.shape[4] * dtype_size(t.dtype) | image_alignment(t, 4);
-  return static_cast<int>(bits & (~bits + 1));
-}
-
-// Why the kernels over rows do not take a problem; nullptr: they do. a: the tensor that is larger.
-inline const char* rows_decline(const PoolShape& s, const Tensor& a, const Tensor& b,
-                                const Tensor& c) {
-  const int64_t kernel = s.window[2].kernel, stride = s.window[2].stride;
-  if (a.dtype == DType::kFloat64) return "float64";
-  for (const Tensor* t : {&a, &b, &c}) {
-    if (*t && t->strides[4] != 1 && t->shape[4] != 1) return "rows are not contiguous";
-  }
-  const bool common = (kernel == 3 && stride <= 2) || (kernel == 2 && stride == 2);
-  if (!common || !is_square(s, static_cast<int>(kernel)) || s.window[1].stride != stride) {
-    return "not windows of 3 x 3 at a distance of 1 or 2, or of 2 x 2 at one of 2";
-  }
-  if (row_bytes(a) < 4) return "rows do not begin at multiples of 4 bytes";
-  return counts_in_int(s) ? nullptr : "too large for indices of 32 bits";
-}
-
-// f.operator()<T, K, S>() for what they take.
-template <class F>
-void dispatch_rows(DType dtype, const PoolShape& s, F&& f) {
-  dispatch_floating(dtype, [&]<class T>() {
-    if constexpr (sizeof(T) < 8) {
-      if (s.window[2].kernel == 2) return f.template operator()<T, 2, 2>();
-      if (s.window[2].stride == 2) return f.template operator()<T, 3, 2>();
-      f.template operator()<T, 3, 1>();
-    }
-  });
 }
 
 }  // namespace dlkern::gpu

@@ -4,16 +4,19 @@
 //   avg   dx[i] = sum of dy[o] / divisor(o) over the windows o that hold i
 //   lp    dx[i] = sign(x[i]) |x[i]|^(p - 1) * sum of dy[o] / y[o]^(p - 1) over the windows that hold i
 //
-// Layout: any strides. All kernels gather: a thread visits the windows that cover its positions and
-// adds them up in row-major order, so there are no atomics and the bits do not depend on the kernel.
-//   windows   One position of one channel, or of 16 bytes of channels where these are neighbours.
-//   squares   Such channels, windows of 2 x 2 or 3 x 3 at a distance of 2: the 2 x 2 positions that
-//             are covered by the same windows, which are read once for all four.
-//   rows      Planar images, windows of 2 x 2 or 3 x 3: 16 bytes of some neighbouring rows.
+// Layout: any strides. No atomics: the order in which an element's windows are added is fixed, by their
+// places alone.
+//   planes    Planar volumes without gaps: a block computes a tile, in shared memory, from the windows
+//             over it. max: each window adds to its maximum, those first that are even along all
+//             dimensions, and so on, as those do not overlap. avg: windows are added up along W, then
+//             these sums along H and D.
+//   squares   Averages of planes, windows of 2 x 2 or 3 x 3: a thread has the positions between two
+//             distances, which share windows.
+//   channels  16 bytes of channels that are neighbours, windows of 2 x 2 or 3 x 3 at a distance of 2:
+//             the 2 x 2 positions that are covered by the same windows, read once for all four.
+//   windows   One position of one channel, or of 16 bytes of channels: visits its windows.
 // Bound by memory. 16-bit values are summed in float32.
-#include <vector>
-
-#include "cuda/pool.cuh"
+#include "cuda/pool_planes.cuh"
 
 namespace dlkern {
 namespace {
@@ -26,12 +29,47 @@ using namespace gpu;
 __device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
 
+// Window i of a run of a part.
+__device__ __forceinline__ PlanePlace window_place(const PlaneTiles& tiles, const PlanePart& from,
+                                                   int run, int i) {
+  const PlaneExtents& e = tiles.source;
+  int row = e.by_w.quick(i);
+  const int w = i - row * e.w;
+  if (!tiles.whole) return {0, from.d + run, from.h + row, w};
+  int slice = e.by_h.quick(row);
+  row -= slice * e.h;
+  const int volume = e.by_d.quick(slice);
+  return {volume, slice - volume * e.d, row, w};
+}
+
 template <class T>
 struct MaxGradient {
-  static constexpr bool kLabels = true;
   Image<const T> dy;
   Indices indices;
+  FastDiv by_h, by_w, by_volume;  // taps of a window; windows of a volume
 
+  explicit MaxGradient(const MaxPoolBackward& p)
+      : dy(p.dy),
+        indices(p.indices),
+        by_h(p.shape.window[1].kernel),
+        by_w(p.shape.window[2].kernel),
+        by_volume(p.shape.out_plane()) {}
+  // The flat position of a tap of a window, number i of a run of its part.
+  __device__ __forceinline__ int position(const PoolShape& s, const PlaneTiles& tiles,
+                                          const PlanePart& from, int run, int i, int tap) const {
+    const PlanePlace o = window_place(tiles, from, run, i);
+    const int line = by_w.quick(tap), d = by_h.quick(line);
+    const int taps[] = {d, line - d * static_cast<int>(by_h.divisor()),
+                        tap - line * static_cast<int>(by_w.divisor())};
+    const int window[] = {o.d, o.h, o.w};
+    int position = 0;
+#pragma unroll
+    for (int k = 0; k < kMaxSpatial; ++k) {
+      const int at = s.origin(k, window[k]) + taps[k] * static_cast<int>(s.window[k].dilation);
+      position = position * static_cast<int>(s.in[k]) + at;
+    }
+    return position;
+  }
   template <class I>
   __device__ __forceinline__ Accumulator<T> factor(const PoolShape&, const PoolPlace<I>&) const {
     return 1;
@@ -44,7 +82,6 @@ struct MaxGradient {
 template <class T>
 struct AvgGradient {
   using Acc = Accumulator<T>;
-  static constexpr bool kLabels = false;
   Image<const T> dy;
   PoolDivisor divisor;
   Acc uniform = 0;  // 1 / the divisor of all windows; 0: they differ
@@ -59,6 +96,12 @@ struct AvgGradient {
   }
   __device__ __forceinline__ Acc value(Acc dy, Acc factor) const { return product(dy, factor); }
 };
+
+// Whether a gradient goes to the maxima that indices tell.
+template <class Gradient>
+inline constexpr bool kHasLabels = false;
+template <class T>
+inline constexpr bool kHasLabels<MaxGradient<T>> = true;
 
 template <class T, class Norm>
 struct LpGradient {
@@ -170,7 +213,7 @@ __global__ void __launch_bounds__(kPoolThreads)
   }
 }
 
-// ---- Squares ------------------------------------------------------------------------------------
+// ---- Channels -----------------------------------------------------------------------------------
 
 // Whether maxima are told by the numbers of taps.
 template <class T>
@@ -194,7 +237,7 @@ struct Expected {
 // read as the nearest one inside, so that there are no branches around loads, and give nothing.
 template <class T, class Gradient, int W, int K, int S>
 __global__ void __launch_bounds__(kPoolThreads, 2)
-    pool_backward_squares_kernel(Gradient gradient, Image<T> dx, PoolShape s, PoolTiles tiles) {
+    pool_backward_channels_kernel(Gradient gradient, Image<T> dx, PoolShape s, PoolTiles tiles) {
   using Acc = Accumulator<T>;
   constexpr int M = (K - 1) / S + 1;
   const int height = static_cast<int>(s.in[1]), width = static_cast<int>(s.in[2]);
@@ -222,12 +265,12 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
                                  nearest(first.w + jw, windows_w)};
           dy[jh][jw].load(gradient.dy.data + gradient.dy.at(o.n, o.c, o.d, o.h, o.w));
           factor[jh][jw] = gradient.factor(s, o);
-          if constexpr (Gradient::kLabels) {
+          if constexpr (kHasLabels<Gradient>) {
             at[jh][jw] = gradient.indices.at(o.n, o.c, o.d, o.h, o.w);
           }
         }
       }
-      if constexpr (Gradient::kLabels) {
+      if constexpr (kHasLabels<Gradient>) {
         gradient.indices.visit([&](const auto* indices) {
 #pragma unroll
           for (int j = 0; j < M * M; ++j)
@@ -253,7 +296,7 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
               const int kh = r / S + (M - 1 - jh) * S, kw = r % S + (M - 1 - jw) * S;
               if (kh >= K || kw >= K) continue;
               Acc& to = sum[r / S][r % S][k];
-              if constexpr (Gradient::kLabels) {
+              if constexpr (kHasLabels<Gradient>) {
                 const int here = expected(position + r / S * width + r % S, tap + kh * K + kw);
                 if (label[jh][jw][k] == here) to += g;
               } else {
@@ -274,170 +317,246 @@ __global__ void __launch_bounds__(kPoolThreads, 2)
   }
 }
 
-// ---- Rows ---------------------------------------------------------------------------------------
+// ---- Planes -------------------------------------------------------------------------------------
 
-// kRows rows of windows as a thread sees them: of each kBefore windows, the kMiddle that begin with
-// its own columns, and kAfter. P columns of padding.
-template <class T, int K, int S, int P, int kRows>
-struct RowWindows {
-  static constexpr int kColumns = 16 / sizeof(T), kMiddle = kColumns / S;
-  static constexpr int kBefore = (K - 1 - P) / S;
-  static constexpr int kAfter = (kColumns - 1 + P) / S + 1 - kMiddle;
-  static constexpr int kCount = kBefore + kMiddle + kAfter;
-  Accumulator<T> dy[kRows][kCount];
-  int label[kRows][kCount];
+// A window in shared memory: its gradient, and the number within the tile of its maximum, which may lie
+// outside.
+template <class T>
+struct StagedMaximum {
+  Accumulator<T> dy;
+  int at;
+};
 
-  // Elements from number `at` of rows that have `width`; `whole`: the middle ones at once.
-  template <class E, class To>
-  static __device__ __forceinline__ void load(const E* (&row)[kRows], int at, int width, bool whole,
-                                              To (&to)[kRows][kCount]) {
-    if (whole) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) load_middle(row[r] + at, to[r]);
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        if (whole && j >= kBefore && j < kBefore + kMiddle) continue;
-        to[r][j] = value_of<To>(row[r][nearest(at + j - kBefore, width)]);
+// Windows of one color, those with o % step[d] == one number for each d, do not overlap.
+struct Colors {
+  int step[kMaxSpatial];
+  FastDiv by_d, by_h, by_w;  // the most windows of one color in a tile
+
+  explicit Colors(const PlaneTiles& tiles)
+      : by_d(most(tiles, 0, tiles.whole ? tiles.source.d : tiles.slices)),
+        by_h(most(tiles, 1, tiles.whole ? tiles.source.h : tiles.source_rows)),
+        by_w(most(tiles, 2, tiles.source.w)) {}
+
+  // f(number of a window within the part) for this thread's windows of the color {d, h, w}.
+  template <class F>
+  __device__ __forceinline__ void for_windows(const PlaneTiles& tiles, const PlanePart& part, int d,
+                                              int h, int w, F&& f) const {
+    const int across = static_cast<int>(by_w.divisor()), down = static_cast<int>(by_h.divisor()),
+              deep = static_cast<int>(by_d.divisor());
+    d = after(part.d, d, step[0]), h = after(part.h, h, step[1]);
+    for (int i = threadIdx.x; i < part.volumes * deep * down * across; i += kPlaneThreads) {
+      int row = by_w.quick(i), slice = 0;
+      const int column = (i - row * across) * step[2] + w;
+      if (tiles.whole || tiles.deep) {
+        slice = by_h.quick(row);
+        row -= slice * down;
+        const int volume = by_d.quick(slice);
+        slice = volume * part.slices + (slice - volume * deep) * step[0] + d;
+        if (slice >= (volume + 1) * part.slices) continue;
+      }
+      row = row * step[1] + h;
+      if (column < tiles.source.w && row < part.rows) {
+        f((slice * part.rows + row) * tiles.source.w + column);
       }
     }
   }
-  // A row that does not exist, or windows past the ends, give nothing.
-  __device__ __forceinline__ void clear(int r, int j) { dy[r][j] = 0, label[r][j] = -1; }
 
  private:
-  static __device__ __forceinline__ void load_middle(const T* from, Accumulator<T> (&to)[kCount]) {
-    Raw<T, kMiddle> raw;
-    Accumulator<T> middle[kMiddle];
-    raw.load(from);
-    raw.unpack(middle);
-#pragma unroll
-    for (int j = 0; j < kMiddle; ++j) to[kBefore + j] = middle[j];
+  FastDiv most(const PlaneTiles& tiles, int d, int windows) {
+    step[d] = tiles.reach[d].most(1);
+    return FastDiv(ceil_div(windows, step[d]));
   }
-  template <class E>
-  static __device__ __forceinline__ void load_middle(const E* from, int (&to)[kCount]) {
-    int middle[kMiddle];
-    load_labels(from, middle);
-#pragma unroll
-    for (int j = 0; j < kMiddle; ++j) to[kBefore + j] = middle[j];
-  }
-  template <class To, class E>
-  static __device__ __forceinline__ To value_of(E v) {
-    if constexpr (std::is_same_v<E, int64_t>) {
-      return narrow(v);
-    } else {
-      return static_cast<To>(v);
-    }
+  // From `begin` to the first window of a color.
+  static __device__ __forceinline__ int after(int begin, int color, int step) {
+    return step == 1 ? 0 : (color + step - begin % step) % step;
   }
 };
 
-// Adds what rows of windows from first_h on give to S x kColumns positions from `i` on; the first of
-// them is number `number` of those that cover these.
-template <int P, class T, int K, int S, int kRows, class Gradient, class Sums>
-__device__ __forceinline__ void gather_rows(const Gradient& gradient, const PoolShape& s,
-                                            const PoolPlace<int>& i, int d, int first_h,
-                                            int first_w, int number, bool whole, Sums& sum) {
-  using Windows = RowWindows<T, K, S, P, kRows>;
-  constexpr int kCount = Windows::kCount, kLast = (K - 1) / S;
-  const int height = static_cast<int>(s.out[1]), width = static_cast<int>(s.out[2]);
-  Windows windows;
-  const T* dy[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const int h = nearest(first_h + r, height);
-    dy[r] = gradient.dy.data + gradient.dy.at(i.n, i.c, d, h, 0);
-  }
-  windows.load(dy, first_w, width, whole, windows.dy);
-  if constexpr (Gradient::kLabels) {
-    gradient.indices.visit([&]<class Index>(const Index* indices) {
-      const Index* row[kRows];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        row[r] = indices + gradient.indices.at(i.n, i.c, d, nearest(first_h + r, height), 0);
+// Each window adds to its maximum, color by color.
+template <class T>
+__global__ void __launch_bounds__(kPlaneThreads)
+    max_planes_kernel(MaxGradient<T> gradient, Image<T> dx, PoolShape s, PlaneTiles tiles,
+                      Colors colors) {
+  using Acc = Accumulator<T>;
+  extern __shared__ uint4 memory[];
+  if (blockIdx.x >= tiles.count) return;
+  const PlaneTile tile = tiles.tile(blockIdx.x);
+  const PlanePart &from = tile.source, &to = tile.target;
+  T* const target = dx.data + offset_of(dx, tile, to);
+  const int count = tiles.strips_of<1>(to);
+  auto* const windows = reinterpret_cast<StagedMaximum<T>*>(memory);
+  Acc* const sums =
+      reinterpret_cast<Acc*>(windows + (tiles.most_sources() + 1) / 2 * 2) + misalignment(target);
+
+  for (int i = threadIdx.x; i < count; i += kPlaneThreads) sums[i] = 0;
+  const T* const dy = gradient.dy.data + offset_of(gradient.dy, tile, from);
+  const int64_t first_index = offset_of(gradient.indices, tile, from);
+  // The flat position that the tile begins with; that of volume v lies v * volume later.
+  const int begin = (to.d * tiles.target.h + to.h) * tiles.target.w;
+  gradient.indices.visit([&]<class Index>(const Index* indices) {
+    indices += first_index;
+    for_runs(tiles, from, [&](int run, int offset, int length) {
+#pragma unroll 2
+      for (int i = threadIdx.x; i < length; i += kPlaneThreads) {
+        const auto given = static_cast<Acc>(dy[offset + i]);
+        int at = narrow(indices[offset + i]);
+        if constexpr (sizeof(Index) == 1) at = gradient.position(s, tiles, from, run, i, at);
+        const int volume = tiles.whole ? gradient.by_volume.quick(i) : 0;
+        windows[run * length + i] = {given, at - begin + volume * tiles.target.volume()};
       }
-      windows.load(row, first_w, width, whole, windows.label);
     });
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const int h = first_h + r, w = first_w + j - Windows::kBefore;
-      if constexpr (!Gradient::kLabels) {
-        windows.dy[r][j] =
-            gradient.value(windows.dy[r][j], gradient.factor(s, PoolPlace<int>{i.n, i.c, d, h, w}));
+  });
+  for (int d = 0; d < colors.step[0]; ++d) {
+    for (int h = 0; h < colors.step[1]; ++h) {
+      for (int w = 0; w < colors.step[2]; ++w) {
+        __syncthreads();
+        colors.for_windows(tiles, from, d, h, w, [&](int i) {
+          const StagedMaximum<T> window = windows[i];
+          if (is_inside(window.at, count)) sums[window.at] += window.dy;
+        });
       }
-      if (!is_inside(h, height) || !is_inside(w, width)) windows.clear(r, j);
     }
   }
-  const Expected expected{taps_expected(gradient)};
-  const int columns = static_cast<int>(s.in[2]);
-  const int position = (i.d * static_cast<int>(s.in[1]) + i.h) * columns + i.w;
-  const int tap = s.tap(0, i.d - s.origin(0, d)) * K * K;
+  __syncthreads();
+  write_out(target, sums, count);
+}
+
+// Averages' gradients of a part's windows in shared memory, one after the other.
+template <class T>
+__device__ __forceinline__ void stage_gradients(const AvgGradient<T>& gradient, const PoolShape& s,
+                                                const PlaneTiles& tiles, const PlaneTile& tile,
+                                                Accumulator<T>* windows) {
+  using Acc = Accumulator<T>;
+  const PlanePart& from = tile.source;
+  const T* const dy = gradient.dy.data + offset_of(gradient.dy, tile, from);
+  for_runs(tiles, from, [&](int run, int offset, int length) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < length; i += kPlaneThreads) {
+      Acc factor = gradient.uniform;
+      if (factor == 0) {
+        const PlanePlace o = window_place(tiles, from, run, i);
+        factor = gradient.factor(s, PoolPlace<int>{0, 0, o.d, o.h, o.w});
+      }
+      windows[run * length + i] = gradient.value(static_cast<Acc>(dy[offset + i]), factor);
+    }
+  });
+}
+
+// floor(a / b) for b > 0.
+constexpr int floor_of(int a, int b) { return (a - (a < 0 ? b - 1 : 0)) / b; }
+
+// The sums of S x S positions from `p` on over windows of K x K taps at a distance of S, after P columns
+// and rows of padding. Windows outside are read as the nearest one inside, and give nothing.
+template <int K, int S, int P, class Acc>
+__device__ __forceinline__ void add_square(const Acc* windows, const PlaneTiles& tiles,
+                                           const PlanePart& from, const PlanePlace& p,
+                                           Acc (&sum)[S][S]) {
+  constexpr int kFirst = floor_of(P - K, S) + 1, kLast = floor_of(S - 1 + P, S);
+  const int first_h = p.h / S - from.h, first_w = p.w / S, across = tiles.source.w;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int jh = kFirst; jh <= kLast; ++jh) {
+    const bool row_inside = is_inside(first_h + jh, from.rows);
+    const Acc* row = windows + nearest(first_h + jh, max(from.rows, 1)) * across;
+    Acc given[S] = {};
 #pragma unroll
-    for (int b = 0; b < S; ++b) {
-      const int kh = b + (kLast - number - r) * S;
-      if (kh >= K) continue;
+    for (int jw = kFirst; jw <= kLast; ++jw) {
+      const bool inside = row_inside && is_inside(first_w + jw, across);
+      const Acc g = row[nearest(first_w + jw, across)];
 #pragma unroll
-      for (int e = 0; e < Windows::kColumns; ++e) {
+      for (int c = 0; c < S; ++c) {
+        const int kw = c + P - jw * S;
+        if (kw >= 0 && kw < K) given[c] += inside ? g : Acc(0);
+      }
+    }
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) {
-          const int kw = e + P - (j - Windows::kBefore) * S;
-          if (kw < 0 || kw >= K) continue;
-          if constexpr (Gradient::kLabels) {
-            const int here = expected(position + b * columns + e, tap + kh * K + kw);
-            if (windows.label[r][j] == here) sum[b][e] += windows.dy[r][j];
-          } else {
-            sum[b][e] += windows.dy[r][j];
-          }
-        }
+    for (int r = 0; r < S; ++r) {
+      const int kh = r + P - jh * S;
+#pragma unroll
+      for (int c = 0; c < S; ++c) {
+        if (kh >= 0 && kh < K) sum[r][c] += given[c];
       }
     }
   }
 }
 
-// whole: the windows that begin with a thread's columns, and those columns, can be accessed at once.
-template <class T, class Gradient, int K, int S>
-__global__ void __launch_bounds__(kPoolThreads, 2)
-    pool_backward_rows_kernel(Gradient gradient, Image<T> dx, PoolShape s, PoolRows items,
-                              bool whole_windows, bool whole_columns) {
-  constexpr int kColumns = 16 / sizeof(T), kMiddle = kColumns / S;
-  constexpr int kRows = (K - 1) / S + 1;       // of windows over S rows
-  constexpr int kAtOnce = S == 1 ? 1 : kRows;  // as many as the registers hold
-  const int pad = static_cast<int>(s.window[2].pad_begin);
-  const int height = static_cast<int>(s.in[1]), width = static_cast<int>(s.in[2]);
-  for (int64_t item = items.first(); item < items.count; item += items.step()) {
-    PoolPlace<int> i = items.place(static_cast<int>(item));
-    const int first_h = i.h - (K - 1) / S, first_w = i.w * kMiddle;
-    const bool whole = whole_windows && first_w + kMiddle <= static_cast<int>(s.out[2]);
-    i.h = i.h * S - static_cast<int>(s.window[1].pad_begin), i.w *= kColumns;
-    Accumulator<T> sum[S][kColumns] = {};
-    const RangeOf<int> od = s.windows_over(0, i.d);
+// K x K taps at a distance of S: a thread has S x S positions, which share windows.
+template <class T, int K, int S>
+__global__ void __launch_bounds__(kPlaneThreads)
+    avg_squares_kernel(AvgGradient<T> gradient, Image<T> dx, PoolShape s, PlaneTiles tiles) {
+  using Acc = Accumulator<T>;
+  extern __shared__ uint4 memory[];
+  if (blockIdx.x >= tiles.count) return;
+  const PlaneTile tile = tiles.tile(blockIdx.x);
+  const PlanePart &from = tile.source, &to = tile.target;
+  T* const target = dx.data + offset_of(dx, tile, to);
+  Acc* const windows = reinterpret_cast<Acc*>(memory);
+  stage_gradients(gradient, s, tiles, tile, windows);
+  __syncthreads();
+
+  const bool padded = s.window[1].pad_begin > 0;
+  const int slice_size = from.rows * tiles.source.w, width = tiles.target.w;
+  const int count = tiles.strips_of<S>(to);
+  for (int i = threadIdx.x; i < count; i += kPlaneThreads) {
+    const PlanePlace p = tiles.place<S, S>(to, i);
+    const RangeOf<int> od = tiles.deep ? tiles.reach[0](p.d) : RangeOf<int>{0, 1};
+    Acc sum[S][S] = {};
     for (int d = od.begin; d < od.end; ++d) {
-#pragma unroll 1
-      for (int r = 0; r < kRows; r += kAtOnce) {
-        if (pad > 0) {
-          gather_rows<1, T, K, S, kAtOnce>(gradient, s, i, d, first_h + r, first_w, r, whole, sum);
-        } else {
-          gather_rows<0, T, K, S, kAtOnce>(gradient, s, i, d, first_h + r, first_w, r, whole, sum);
-        }
+      const Acc* slice = windows + (p.volume * from.slices + d - from.d) * slice_size;
+      if (padded) {
+        add_square<K, S, 1>(slice, tiles, from, p, sum);
+      } else {
+        add_square<K, S, 0>(slice, tiles, from, p, sum);
       }
     }
+    T* const at = target + tiles.number(to, p);
 #pragma unroll
-    for (int b = 0; b < S; ++b) {
-      if (!is_inside(i.h + b, height)) continue;
-      T* to = dx.data + dx.at(i.n, i.c, i.d, i.h + b, i.w);
-      const bool full = whole_columns && i.w + kColumns <= width;
-      if (full) store_rounded(to, sum[b]);
+    for (int r = 0; r < S; ++r) {
+      if (p.h + r >= to.h + to.rows) break;
 #pragma unroll
-      for (int e = 0; e < kColumns; ++e) {
-        if (!full && i.w + e < width) to[e] = static_cast<T>(sum[b][e]);
+      for (int c = 0; c < S; ++c) {
+        if (p.w + c < width) at[r * width + c] = static_cast<T>(sum[r][c]);
       }
     }
+  }
+}
+
+// Windows of any kind: sums along W of each row of windows, then of these along H and D.
+template <class T>
+__global__ void __launch_bounds__(kPlaneThreads)
+    avg_planes_kernel(AvgGradient<T> gradient, Image<T> dx, PoolShape s, PlaneTiles tiles) {
+  using Acc = Accumulator<T>;
+  extern __shared__ uint4 memory[];
+  if (blockIdx.x >= tiles.count) return;
+  const PlaneTile tile = tiles.tile(blockIdx.x);
+  const PlanePart &from = tile.source, &to = tile.target;
+  T* const target = dx.data + offset_of(dx, tile, to);
+  Acc* const windows = reinterpret_cast<Acc*>(memory);
+  Acc* const rows = windows + tiles.most_sources();
+  stage_gradients(gradient, s, tiles, tile, windows);
+  __syncthreads();
+
+  const int width = tiles.target.w, windows_w = tiles.source.w;
+  const int lines = from.volumes * from.slices * from.rows;
+  for (int i = threadIdx.x; i < lines * width; i += kPlaneThreads) {
+    const int row = tiles.target.by_w.quick(i);
+    const RangeOf<int> ow = tiles.reach[2](i - row * width);
+    Acc sum = 0;
+    for (int o = ow.begin; o < ow.end; ++o) sum += windows[row * windows_w + o];
+    rows[i] = sum;
+  }
+  __syncthreads();
+  const int count = tiles.strips_of<1>(to);
+  for (int i = threadIdx.x; i < count; i += kPlaneThreads) {
+    const PlanePlace p = tiles.place<1>(to, i);
+    const RangeOf<int> od = tiles.deep ? tiles.reach[0](p.d) : RangeOf<int>{0, 1};
+    const RangeOf<int> oh = tiles.reach[1](p.h);
+    Acc sum = 0;
+    for (int d = od.begin; d < od.end; ++d) {
+      const int slice = p.volume * from.slices + d - from.d;
+      const Acc* column = rows + (slice * from.rows - from.h) * width + p.w;
+      for (int h = oh.begin; h < oh.end; ++h) sum += column[h * width];
+    }
+    target[i] = static_cast<T>(sum);
   }
 }
 
@@ -451,51 +570,39 @@ void launch_windows(const Gradient& gradient, const Tensor& dx, const PoolShape&
 }
 
 template <class T, class Gradient, int K>
-void launch_squares(const Gradient& gradient, const Tensor& dx, const PoolShape& s, void* stream) {
-  constexpr int kWide = 16 / sizeof(T), S = 2;
+void launch_channels(const Gradient& gradient, const Tensor& dx, const PoolShape& s, void* stream) {
+  // Indices take four times as many bytes.
+  constexpr int kWide = (kHasLabels<Gradient> ? 8 : 16) / sizeof(T), S = 2;
   int64_t squares[kMaxSpatial] = {s.in[0]};
   for (int d = 1; d < kMaxSpatial; ++d) {
     squares[d] = ceil_div(s.in[d] + s.window[d].pad_begin, S);
   }
-  const PoolTiles tiles(s.batch, s.channels / kWide, squares, true, 3);
-  launch_kernel(pool_backward_squares_kernel<T, Gradient, kWide, K, S>, tiles.grid(), kPoolThreads,
+  const PoolTiles tiles(s.batch, s.channels / kWide, squares, true, kHasLabels<Gradient> ? 4 : 3);
+  launch_kernel(pool_backward_channels_kernel<T, Gradient, kWide, K, S>, tiles.grid(), kPoolThreads,
                 0, stream, gradient, Image<T>(dx), s, tiles);
 }
 
-template <class T, class Gradient, int K, int S>
-void launch_rows(const Gradient& gradient, const Tensor& dx, const PoolShape& s, bool whole_windows,
-                 void* stream) {
-  constexpr int kColumns = 16 / sizeof(T);
-  const PoolRows items(s, ceil_div(s.in[2], kColumns), ceil_div(s.in[1] + s.window[1].pad_begin, S),
-                       s.in[0]);
-  launch_kernel(pool_backward_rows_kernel<T, Gradient, K, S>, items.grid(), kPoolThreads, 0, stream,
-                gradient, Image<T>(dx), s, items, whole_windows, fits_groups(dx, kColumns, 4));
-}
-
-// The gradient of a problem, and those of its tensors that are read window by window.
+// The gradient of a problem.
 template <class T>
 MaxGradient<T> gradient_of(const MaxPoolBackward& p) {
-  return {Image<const T>(p.dy), Indices(p.indices)};
+  return MaxGradient<T>(p);
 }
 template <class T>
 AvgGradient<T> gradient_of(const AvgPoolBackward& p) {
   return AvgGradient<T>(p);
 }
-std::vector<Tensor> tensors_of(const MaxPoolBackward& p) { return {p.dx, p.dy, p.indices}; }
-std::vector<Tensor> tensors_of(const AvgPoolBackward& p) { return {p.dx, p.dy}; }
-std::vector<Tensor> tensors_of(const LpPoolBackward& p) { return {p.dx, p.dy, p.y, p.x}; }
 
 // 16 bytes of channels at once in all tensors.
 template <class Problem>
-bool is_wide(const Problem& p) {
+bool is_wide(Problem p) {
   const int n = 16 / static_cast<int>(dtype_size(p.dx.dtype));
   bool wide = counts_in_int(p.shape);
-  for (const Tensor& t : tensors_of(p)) wide = wide && fits_channels(t, n);
+  for (const Tensor* t : tensors_of(p)) wide = wide && fits_channels(*t, n);
   return wide;
 }
 
 template <class Problem>
-const char* squares_decline(const Problem& p) {
+const char* channels_suit(const Problem& p) {
   const Window &h = p.shape.window[1], &w = p.shape.window[2];
   if (p.dx.dtype == DType::kFloat64) return "float64";
   if (!is_wide(p)) return "not 16 bytes of neighbouring channels at a time";
@@ -541,46 +648,80 @@ void run_lp(const LpPoolBackward& p, const Launch& launch) {
                                 launch.stream);
 }
 template <class Problem>
-void run_squares(const Problem& p, const Launch& launch) {
+void run_channels(const Problem& p, const Launch& launch) {
   dispatch_floating(p.dx.dtype, [&]<class T>() {
     if constexpr (sizeof(T) < 8) {
       const auto gradient = gradient_of<T>(p);
       if (p.shape.window[1].kernel == 2) {
-        launch_squares<T, std::remove_const_t<decltype(gradient)>, 2>(gradient, p.dx, p.shape,
-                                                                      launch.stream);
+        launch_channels<T, std::remove_const_t<decltype(gradient)>, 2>(gradient, p.dx, p.shape,
+                                                                       launch.stream);
       } else {
-        launch_squares<T, std::remove_const_t<decltype(gradient)>, 3>(gradient, p.dx, p.shape,
-                                                                      launch.stream);
+        launch_channels<T, std::remove_const_t<decltype(gradient)>, 3>(gradient, p.dx, p.shape,
+                                                                       launch.stream);
       }
     }
   });
 }
-template <class Problem>
-const char* decline_rows(const Problem& p) {
-  const std::vector<Tensor> tensors = tensors_of(p);
-  return rows_decline(p.shape, tensors[0], tensors[1], tensors.size() > 2 ? tensors[2] : Tensor{});
+
+// Sums, and the windows that they are made of: with their maxima, or with the sums of their rows.
+PlaneTiles tiles_of(const MaxPoolBackward& p, bool packed) {
+  const int64_t acc = p.dx.dtype == DType::kFloat64 ? 8 : 4;
+  return PlaneTiles(p.shape, false, {1, 1}, packed, [=](int64_t targets, int64_t sources) {
+    return (targets + 2 * sources + 16) * acc;
+  });
+}
+PlaneTiles tiles_of(const AvgPoolBackward& p, bool packed) {
+  const int64_t acc = p.dx.dtype == DType::kFloat64 ? 8 : 4;
+  const int64_t width = p.shape.in[2], windows = p.shape.out[2];
+  return PlaneTiles(p.shape, false, {1, 1}, packed, [=](int64_t, int64_t sources) {
+    return (sources + ceil_div(sources, windows) * width) * acc;
+  });
 }
 template <class Problem>
-void run_rows(const Problem& p, const Launch& launch) {
-  dispatch_rows(p.dx.dtype, p.shape, [&]<class T, int K, int S>() {
-    const auto gradient = gradient_of<T>(p);
-    bool whole = true;  // windows
-    for (const Tensor& t : tensors_of(p)) {
-      whole = whole && (t.data == p.dx.data || fits_groups(t, 16 / sizeof(T) / S, 4));
-    }
-    launch_rows<T, std::remove_const_t<decltype(gradient)>, K, S>(gradient, p.dx, p.shape, whole,
-                                                                  launch.stream);
+const char* planes_suit(const Problem& given) {
+  const Problem p = as_planes(given);
+  if (const char* reason = planes_decline(p)) return reason;
+  return tiles_of(p, true).decline();
+}
+void run_planes(const MaxPoolBackward& given, const Launch& launch) {
+  const MaxPoolBackward p = as_planes(given);
+  const PlaneTiles tiles = tiles_of(p, are_packed(p));
+  dispatch_floating(p.dx.dtype, [&]<class T>() {
+    launch_kernel(max_planes_kernel<T>, tiles.grid(), kPlaneThreads, tiles.bytes, launch.stream,
+                  MaxGradient<T>(p), Image<T>(p.dx), p.shape, tiles, Colors(tiles));
+  });
+}
+// Windows of K x K taps at a distance of S, which need no sums of rows.
+template <class T, int K, int S>
+void launch_squares(const AvgPoolBackward& p, const Launch& launch) {
+  const PlaneTiles tiles(p.shape, false, {S, S}, are_packed(p), [](int64_t, int64_t sources) {
+    return sources * static_cast<int64_t>(sizeof(Accumulator<T>));
+  });
+  launch_kernel(avg_squares_kernel<T, K, S>, tiles.grid(), kPlaneThreads, tiles.bytes,
+                launch.stream, AvgGradient<T>(p), Image<T>(p.dx), p.shape, tiles);
+}
+void run_planes(const AvgPoolBackward& given, const Launch& launch) {
+  const AvgPoolBackward p = as_planes(given);
+  dispatch_floating(p.dx.dtype, [&]<class T>() {
+    dispatch_squares<sizeof(T) < 8>(p.shape, [&]<int K, int S>() {
+      if constexpr (K > 0) return launch_squares<T, K, S>(p, launch);
+      const PlaneTiles tiles = tiles_of(p, are_packed(p));
+      launch_kernel(avg_planes_kernel<T>, tiles.grid(), kPlaneThreads, tiles.bytes, launch.stream,
+                    AvgGradient<T>(p), Image<T>(p.dx), p.shape, tiles);
+    });
   });
 }
 
 constexpr Impl<MaxPoolBackward> kMax[] = {
-    {"rows", decline_rows<MaxPoolBackward>, nullptr, run_rows<MaxPoolBackward>},
-    {"squares", squares_decline<MaxPoolBackward>, nullptr, run_squares<MaxPoolBackward>},
+    {"planes", planes_suit<MaxPoolBackward>, nullptr,
+     [](const MaxPoolBackward& p, const Launch& launch) { run_planes(p, launch); }},
+    {"channels", channels_suit<MaxPoolBackward>, nullptr, run_channels<MaxPoolBackward>},
     {"windows", supports_all, nullptr, run_windows<MaxPoolBackward>},
 };
 constexpr Impl<AvgPoolBackward> kAvg[] = {
-    {"rows", decline_rows<AvgPoolBackward>, nullptr, run_rows<AvgPoolBackward>},
-    {"squares", squares_decline<AvgPoolBackward>, nullptr, run_squares<AvgPoolBackward>},
+    {"planes", planes_suit<AvgPoolBackward>, nullptr,
+     [](const AvgPoolBackward& p, const Launch& launch) { run_planes(p, launch); }},
+    {"channels", channels_suit<AvgPoolBackward>, nullptr, run_channels<AvgPoolBackward>},
     {"windows", supports_all, nullptr, run_windows<AvgPoolBackward>},
 };
 constexpr Impl<LpPoolBackward> kLp[] = {

@@ -5,20 +5,24 @@
 //   lp    y[o] = (sum of |x|^p over the taps of window o)^(1 / p)
 //
 // Layout: any strides. Two kernels:
+//   planes    Planar volumes without gaps: a block computes a tile from its part of x, which it has
+//             copied to shared memory; of 2 x 2 or 3 x 3 taps a thread takes a strip of windows, one
+//             below the other, as they share rows.
 //   windows   A thread computes one window of one channel, or of 16 bytes of channels where they are
 //             neighbours in memory. Threads are numbered along the channels where these come last,
 //             else along W; a block is a tile of windows that overlap in L1.
-//   rows      Planar images, windows of 2 x 2 or 3 x 3: a thread reads pieces of 16 bytes of some
-//             neighbouring rows, all at once, and computes all windows that begin in them.
 // Both add up a window's rows, then their sums, so that the bits do not depend on the kernel.
 // Bound by memory. 16-bit values are summed in float32.
-#include "cuda/pool.cuh"
+#include "cuda/pool_planes.cuh"
 #include "cuda/prims/reduce.cuh"
 
 namespace dlkern {
 namespace {
 
 using namespace gpu;
+
+Tensor indices_of(const MaxPoolForward& p) { return p.indices; }
+Tensor indices_of(const AvgPoolForward&) { return {}; }
 
 template <class Acc>
 __device__ __forceinline__ Acc infinity() {
@@ -81,11 +85,10 @@ struct MaxIndexOp {
       set(w[0].dilation * s.in[1] * s.in[2], w[1].dilation * s.in[2], w[2].dilation);
     }
   }
-  // The label of tap 0 of a window, which may lie in the padding.
-  __device__ __forceinline__ Label base(const PoolShape& s, const PoolPlace<Label>& o) const {
+  // The label of tap 0 of a window, from where it lies: maybe in the padding.
+  __device__ __forceinline__ Label base(const PoolShape& s, Label d, Label h, Label w) const {
     if (indices.are_taps()) return 0;
-    const Label height = static_cast<Label>(s.in[1]), width = static_cast<Label>(s.in[2]);
-    return (s.origin(0, o.d) * height + s.origin(1, o.h)) * width + s.origin(2, o.w);
+    return (d * static_cast<Label>(s.in[1]) + h) * static_cast<Label>(s.in[2]) + w;
   }
   static __device__ T padding() { return T(-infinity<Accumulator<T>>()); }
   template <int N>
@@ -154,10 +157,12 @@ struct AvgOp {
   using Label = int;
   static constexpr bool kLabels = false;
   PoolDivisor divisor;
-  Acc uniform;  // the divisor of all windows; 0: they differ
+  Acc uniform;  // scale() of all windows; 0: they differ
 
-  AvgOp(const PoolDivisor& d, const PoolShape& s)
-      : divisor(d), uniform(static_cast<Acc>(d.uniform(s))) {}
+  AvgOp(const PoolDivisor& d, const PoolShape& s) : divisor(d) {
+    const Acc all = static_cast<Acc>(d.uniform(s));
+    uniform = all != 0 && sizeof(T) == 2 ? 1 / all : all;
+  }
   static __device__ T padding() { return T(Acc(0)); }
   __device__ __forceinline__ Acc term(Acc v) const { return v; }
   template <int N>
@@ -165,9 +170,8 @@ struct AvgOp {
   // Of a window; the results of one in 16 bits are right with a reciprocal, too.
   template <class I>
   __device__ __forceinline__ Acc scale(const PoolShape& s, const PoolPlace<I>& o) const {
-    const Acc by = uniform != 0
-                       ? uniform
-                       : static_cast<Acc>(divisor.rows(s, o.d, o.h) * divisor.columns(s, o.w));
+    if (uniform != 0) return uniform;
+    const Acc by = static_cast<Acc>(divisor.rows(s, o.d, o.h) * divisor.columns(s, o.w));
     return sizeof(T) == 2 ? reciprocal(by) : by;
   }
   __device__ __forceinline__ Acc result(Acc sum, Acc scale) const {
@@ -192,6 +196,12 @@ struct LpOp {
   }
   __device__ __forceinline__ Acc result(Acc sum, Acc) const { return norm.root(sum); }
 };
+
+// Whether an operation has kernels for strips of square windows.
+template <class Op>
+inline constexpr bool kHasStrips = true;
+template <class T, class Norm>
+inline constexpr bool kHasStrips<LpOp<T, Norm>> = false;
 
 // The label of a tap, relative to that of tap 0.
 template <class Op, class I>
@@ -268,6 +278,15 @@ __device__ __forceinline__ void take_row(const Op& op, typename Op::template Cel
   cell.end_row();
 }
 
+// All windows of a cell begin with tap (d, h, w).
+template <class Op, class Cell, class I>
+__device__ __forceinline__ void begin_cell(const Op& op, Cell& cell, I d, I h, I w) {
+#pragma unroll
+  for (int k = 0; k < static_cast<int>(std::size(cell.value)); ++k) {
+    cell.begin(k, label_of(op, d, h, w));
+  }
+}
+
 // W neighbouring channels of a thread, with numbers of type I. kTaps: of both H and W, without
 // dilation; 0: any.
 template <class T, class Op, class I, int W, int kTaps>
@@ -278,17 +297,24 @@ __global__ void __launch_bounds__(kPoolThreads)
     if (!tiles.place(static_cast<I>(tile), o)) continue;
     o.c *= W;
     const T* image = x.data + x.at(o.n, o.c, 0, 0, 0);
-    const RangeOf<I> td = s.taps_inside(0, o.d), th = s.taps_inside(1, o.h),
-                     tw = s.taps_inside(2, o.w);
-    const I d0 = s.origin(0, o.d), h0 = s.origin(1, o.h), w0 = s.origin(2, o.w);
+    const bool flat = is_flat(s);
+    const RangeOf<I> td = flat ? RangeOf<I>{0, 1} : s.taps_inside(0, o.d);
+    const I d0 = flat ? 0 : s.origin(0, o.d);
+    I h0, w0;
     typename Op::template Cell<W> cell;
-#pragma unroll
-    for (int k = 0; k < W; ++k) cell.begin(k, label_of(op, td.begin, th.begin, tw.begin));
-    for (I kd = td.begin; kd < td.end; ++kd) {
-      const T* slice = image + (d0 + kd * s.window[0].dilation) * x.stride[2];
-      if constexpr (kTaps > 0) {
+    if constexpr (kTaps > 0) {
+      h0 = s.window[1].start_as(o.h), w0 = s.window[2].start_as(o.w);
+      begin_cell(op, cell, td.begin, max(-h0, 0), max(-w0, 0));
+      for (I kd = td.begin; kd < td.end; ++kd) {
+        const T* slice = image + (d0 + kd * s.window[0].dilation) * x.stride[2];
         take_square<kTaps, T, W>(op, cell, x, slice, s, h0, w0, kd);
-      } else {
+      }
+    } else {
+      const RangeOf<I> th = s.taps_inside(1, o.h), tw = s.taps_inside(2, o.w);
+      h0 = s.origin(1, o.h), w0 = s.origin(2, o.w);
+      begin_cell(op, cell, td.begin, th.begin, tw.begin);
+      for (I kd = td.begin; kd < td.end; ++kd) {
+        const T* slice = image + (d0 + kd * s.window[0].dilation) * x.stride[2];
         for (I kh = th.begin; kh < th.end; ++kh) {
           const T* row = slice + (h0 + kh * s.window[1].dilation) * x.stride[3] + w0 * x.stride[4];
           take_row<T, W>(op, cell, row, s.window[2].dilation * x.stride[4], tw, kd, kh);
@@ -302,7 +328,7 @@ __global__ void __launch_bounds__(kPoolThreads)
     store_rounded(y.data + y.at(o.n, o.c, o.d, o.h, o.w), result);
     if constexpr (Op::kLabels) {
       const int64_t at = op.indices.at(o.n, o.c, o.d, o.h, o.w);
-      const I base = op.base(s, o);
+      const I base = op.base(s, d0, h0, w0);
       if constexpr (W == 1) {
         if (op.indices.data) op.indices.store(at, base + cell.label[0]);
       } else {
@@ -312,182 +338,135 @@ __global__ void __launch_bounds__(kPoolThreads)
   }
 }
 
-// ---- Rows ---------------------------------------------------------------------------------------
+// ---- Planes -------------------------------------------------------------------------------------
 
-// Results of N neighbouring windows along W, those past the end left out. whole: N of them can be
-// stored at once.
-template <class T, int N, class Op>
-__device__ __forceinline__ void store_windows(const Image<T>& y, const Op& op,
-                                              const typename Op::template Cell<N>& cell,
-                                              const PoolShape& s, const PoolPlace<int>& o,
-                                              bool whole) {
-  T* to = y.data + y.at(o.n, o.c, o.d, o.h, o.w);
-  const int count = static_cast<int>(s.out[2]) - o.w;
-  whole = whole && count >= N;
-  Accumulator<T> result[N];
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    result[j] = op.result(cell.value[j], op.scale(s, PoolPlace<int>{o.n, o.c, o.d, o.h, o.w + j}));
-  }
-  if (whole) store_rounded(to, result);
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    if (!whole && j < count) to[j] = static_cast<T>(result[j]);
-  }
-  if constexpr (Op::kLabels) {
-    const int64_t at = op.indices.at(o.n, o.c, o.d, o.h, o.w);
-    const int base = op.base(s, o);
-    const int step = op.indices.are_taps() ? 0 : static_cast<int>(s.window[2].stride);
-    int label[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) label[j] = cell.label[j] + j * step;
-    if (whole) op.indices.store_group(at, base, label);
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      if (!whole && j < count) op.indices.store(at + j, base + label[j]);
-    }
-  }
-}
+// A thread computes kStrip windows of K x K taps, one below the other at a distance of S, as they
+// share rows. K = 0: one window of any kind.
+template <int K>
+inline constexpr int kStrip = K > 0 ? 4 : 1;
 
-// A piece of a row, the column before it, and two behind it.
-template <class T>
-struct RowPiece {
-  static constexpr int kColumns = 16 / sizeof(T);
-  Raw<T, kColumns> piece;
-  T before, after[2];
-
-  // Column i of the piece, from -1 on.
-  __device__ __forceinline__ Accumulator<T> get(int i) const {
-    return static_cast<Accumulator<T>>(i < 0          ? before
-                                       : i < kColumns ? piece.get(i)
-                                                      : after[i - kColumns]);
-  }
-};
-
-// Rows of an image from `row` on, from column `column` on, in accesses of kBytes (16 or 4) that lie
-// wholly inside or outside; what lies outside is `padding`. `pad` columns before the piece are wanted, and
-// `behind` ones after it.
-template <int kBytes, class T, int kRows>
-__device__ __forceinline__ void load_rows(RowPiece<T> (&rows)[kRows], const T* slice,
-                                          int64_t stride, int row, int column, int height,
-                                          int width, int pad, int behind, T padding) {
-  constexpr int kColumns = RowPiece<T>::kColumns;
+// Rows of the source in shared memory, tap 0 of the thread's first window at `first`.
+template <class T, int K, int S, class Op, class Cell>
+__device__ __forceinline__ void take_strip(const Op& op, Cell (&cells)[kStrip<K>], const T* first,
+                                           int width, const RangeOf<int>& rows,
+                                           const RangeOf<int>& columns, int kd) {
+  const Accumulator<T> padding = static_cast<Accumulator<T>>(Op::padding());
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const T* from = slice + (row + r) * stride + column;
-    const int end = static_cast<unsigned>(row + r) < static_cast<unsigned>(height) ? width : 0;
-    Raw<T, kColumns>& piece = rows[r].piece;
-    piece.fill(padding);
-    if (kBytes == 16 && column < end) piece.load(from);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = i * 4 / sizeof(T);
-      if (kBytes == 4 && column + at < end) {
-        piece.v.v[i] = *reinterpret_cast<const typename Raw<T, kColumns>::Element*>(from + at);
-      }
-    }
-    rows[r].before = pad > 0 && column > 0 && column <= end ? from[-1] : padding;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      rows[r].after[i] = i < behind && column + kColumns + i < end ? from[kColumns + i] : padding;
-    }
-  }
-}
-
-// The windows' cells from rows of one slice; kPad columns of padding. first_w: the first window's
-// number, first_h: the first row of windows.
-template <int kPad, class T, int K, int S, class Op, class Cell, int kBand, int kRows>
-__device__ __forceinline__ void take_rows(const Op& op, Cell (&cells)[kBand],
-                                          const RowPiece<T> (&rows)[kRows], int first_w, int kd) {
-  constexpr int kWindows = RowPiece<T>::kColumns / S;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < (kStrip<K> - 1) * S + K; ++r) {
+    if (r < rows.begin || r >= rows.end) continue;
     Cell row;
-#pragma unroll
-    for (int j = 0; j < kWindows; ++j) {
-      row.begin(j, label_of(op, 0, 0, kPad > 0 && first_w + j == 0 ? kPad : 0));
-    }
+    row.begin(0, label_of(op, 0, 0, columns.begin));
     row.begin_row();
 #pragma unroll
-    for (int j = 0; j < kWindows; ++j) {
-#pragma unroll
-      for (int kw = 0; kw < K; ++kw) {
-        row.take(op, j, rows[r].get(j * S + kw - kPad), label_of(op, 0, 0, kw));
-      }
+    for (int kw = 0; kw < K; ++kw) {
+      const auto v = static_cast<Accumulator<T>>(first[r * width + kw]);
+      row.take(op, 0, kw >= columns.begin && kw < columns.end ? v : padding,
+               label_of(op, 0, 0, kw));
     }
     row.end_row();
 #pragma unroll
-    for (int b = 0; b < kBand; ++b) {
+    for (int b = 0; b < kStrip<K>; ++b) {
       const int kh = r - b * S;
-      if (kh < 0 || kh >= K) continue;
-#pragma unroll
-      for (int j = 0; j < kWindows; ++j) cells[b].merge(j, row, j, label_of(op, kd, kh, 0));
+      if (kh >= 0 && kh < K) cells[b].merge(0, row, 0, label_of(op, kd, kh, 0));
     }
   }
 }
 
+// Taps of any window in shared memory, where `slice` has tap (0, 0).
+template <class T, class Op, class Cell>
+__device__ __forceinline__ void take_staged(const Op& op, Cell& cell, const T* slice, int row_step,
+                                            int step, const RangeOf<int>& th,
+                                            const RangeOf<int>& tw, int kd) {
+  for (int kh = th.begin; kh < th.end; ++kh) {
+    cell.begin_row();
+    for (int kw = tw.begin; kw < tw.end; ++kw) {
+      const auto v = static_cast<Accumulator<T>>(slice[kh * row_step + kw * step]);
+      cell.take(op, 0, v, label_of(op, kd, kh, kw));
+    }
+    cell.end_row();
+  }
+}
+
+// Taps of window o along dimension d that lie inside, given where tap 0 lies.
+__device__ __forceinline__ RangeOf<int> taps_inside(const PoolShape& s, const PoolReach& reach,
+                                                    int d, int o, int origin) {
+  if (s.window[d].dilation != 1) return s.taps_inside(d, o);
+  return {max(-origin, 0), reach.end(o) - origin};
+}
+
 template <class T, class Op, int K, int S>
-__global__ void __launch_bounds__(kPoolThreads)
-    pool_rows_kernel(Image<const T> x, Image<T> y, Op op, PoolShape s, PoolRows items, int x_align,
-                     bool whole) {
-  constexpr int kColumns = 16 / sizeof(T), kWindows = kColumns / S, kBand = S;
-  using Cell = typename Op::template Cell<kWindows>;
-  const int height = static_cast<int>(s.in[1]), width = static_cast<int>(s.in[2]);
-  const int pad = static_cast<int>(s.window[2].pad_begin);
-  for (int64_t i = items.first(); i < items.count; i += items.step()) {
-    PoolPlace<int> o = items.place(static_cast<int>(i));
-    const int column = o.w * kColumns;
-    o.w *= kWindows, o.h *= kBand;
-    const int row = s.window[1].start_as(o.h);
-    const RangeOf<int> td = s.taps_inside(0, o.d);
-    Cell cells[kBand];
+__global__ void __launch_bounds__(kPlaneThreads)
+    pool_planes_kernel(Image<const T> x, Image<T> y, Op op, PoolShape s, PlaneTiles tiles) {
+  extern __shared__ uint4 memory[];
+  constexpr int kRows = kStrip<K>;
+  if (blockIdx.x >= tiles.count) return;
+  const PlaneTile tile = tiles.tile(blockIdx.x);
+  const PlanePart &from = tile.source, &to = tile.target;
+  const T* source = x.data + offset_of(x, tile, from);
+  // Taps to the left of the first row are read before they are replaced by padding.
+  T* const staged = reinterpret_cast<T*>(memory + 1) + misalignment(source);
+  // From slice to slice, which are misaligned as they are in memory.
+  const int length = tiles.source_rows * tiles.source.w, slice_size = tiles.source.slice();
+  const int pitch =
+      tiles.whole ? slice_size : length + ((slice_size - length) & (16 / sizeof(T) - 1));
+  for_runs(tiles, from, [&](int i, int offset, int count) {
+    stage(staged + i * pitch, source + offset, count);
+  });
+  T* const target = y.data + offset_of(y, tile, to);
+  [[maybe_unused]] int64_t target_index = 0;
+  if constexpr (Op::kLabels) target_index = offset_of(op.indices, tile, to);
+  wait_for_copies();
+  __syncthreads();
+
+  const int count = tiles.strips_of<kRows>(to), width = tiles.source.w;
+  for (int i = threadIdx.x; i < count; i += kPlaneThreads) {
+    const PlanePlace o = tiles.place<kRows>(to, i);
+    const int d0 = tiles.deep ? tiles.reach[0].origin(o.d) : 0;
+    const RangeOf<int> td =
+        tiles.deep ? taps_inside(s, tiles.reach[0], 0, o.d, d0) : RangeOf<int>{0, 1};
+    const int h0 = K > 0 ? o.h * S - tiles.reach[1].bias : tiles.reach[1].origin(o.h);
+    const int w0 = K > 0 ? o.w * S - tiles.reach[2].bias : tiles.reach[2].origin(o.w);
+    const int gap_d = tiles.deep ? static_cast<int>(s.window[0].dilation) : 1;
+    const T* slice = staged + o.volume * tiles.source.volume() +
+                     (d0 + td.begin * gap_d - from.d) * pitch + (h0 - from.h) * width + w0;
+    typename Op::template Cell<1> cells[kRows];
+    if constexpr (K > 0) {
+      const RangeOf<int> rows{from.h - h0, from.h + from.rows - h0};
+      const RangeOf<int> columns{max(-w0, 0), min(width - w0, K)};
 #pragma unroll
-    for (int b = 0; b < kBand; ++b) {
-      const int above = -(row + b * S);
-#pragma unroll
-      for (int j = 0; j < kWindows; ++j) {
-        cells[b].begin(j, label_of(op, td.begin, above > 0 ? above : 0, o.w + j == 0 ? pad : 0));
+      for (int b = 0; b < kRows; ++b) {
+        cells[b].begin(0, label_of(op, td.begin, max(-h0 - b * S, 0), columns.begin));
+      }
+      for (int kd = td.begin; kd < td.end; ++kd, slice += gap_d * pitch) {
+        take_strip<T, K, S>(op, cells, slice, width, rows, columns, kd);
+      }
+    } else {
+      const RangeOf<int> th = taps_inside(s, tiles.reach[1], 1, o.h, h0),
+                         tw = taps_inside(s, tiles.reach[2], 2, o.w, w0);
+      const int gap_w = static_cast<int>(s.window[2].dilation);
+      const int row_step = static_cast<int>(s.window[1].dilation) * width;
+      cells[0].begin(0, label_of(op, td.begin, th.begin, tw.begin));
+      for (int kd = td.begin; kd < td.end; ++kd, slice += gap_d * pitch) {
+        take_staged<T>(op, cells[0], slice, row_step, gap_w, th, tw, kd);
       }
     }
-    for (int kd = td.begin; kd < td.end; ++kd) {
-      const T* slice = x.data + x.at(o.n, o.c, 0, 0, 0) +
-                       (s.origin(0, o.d) + kd * s.window[0].dilation) * x.stride[2];
-      RowPiece<T> rows[(kBand - 1) * S + K];
-      const auto load = [&]<int kBytes>() {
-        load_rows<kBytes>(rows, slice, x.stride[3], row, column, height, width, pad, K - S - pad,
-                          Op::padding());
-      };
-      if (x_align == 16) {
-        load.template operator()<16>();
-      } else {
-        load.template operator()<4>();
-      }
-      if (pad > 0) {
-        take_rows<1, T, K, S>(op, cells, rows, o.w, kd);
-      } else {
-        take_rows<0, T, K, S>(op, cells, rows, o.w, kd);
-      }
-    }
+    int number = tiles.number(to, o);
 #pragma unroll
-    for (int b = 0; b < kBand; ++b) {
-      if (o.h + b < static_cast<int>(s.out[1])) {
-        store_windows<T, kWindows>(y, op, cells[b], s, {o.n, o.c, o.d, o.h + b, o.w}, whole);
+    for (int b = 0; b < kRows; ++b, number += tiles.target.w) {
+      if (b > 0 && o.h + b >= to.h + to.rows) break;
+      const auto scale = op.scale(s, PoolPlace<int>{0, 0, o.d, o.h + b, o.w});
+      target[number] = static_cast<T>(op.result(cells[b].value[0], scale));
+      if constexpr (Op::kLabels) {
+        if (op.indices.data) {
+          op.indices.store(target_index + number,
+                           op.base(s, d0, h0 + b * S, w0) + cells[b].label[0]);
+        }
       }
     }
   }
 }
 
 // ---- Launches -----------------------------------------------------------------------------------
-
-template <class T, class Op, int K, int S>
-void launch_rows(const Tensor& x, const Tensor& y, const Tensor& indices, const Op& op,
-                 const PoolShape& s, void* stream) {
-  constexpr int kWindows = 16 / sizeof(T) / S;
-  const PoolRows items(s, ceil_div(s.out[2], kWindows), ceil_div(s.out[1], S), s.out[0]);
-  const bool whole = fits_groups(y, kWindows, 4) && (!indices || fits_groups(indices, kWindows, 4));
-  launch_kernel(pool_rows_kernel<T, Op, K, S>, items.grid(), kPoolThreads, 0, stream,
-                Image<const T>(x), Image<T>(y), op, s, items, row_bytes(x), whole);
-}
 
 template <class T, class I, int W, int kTaps, class Op>
 void launch_windows(const Tensor& x, const Tensor& y, const Op& op, const PoolShape& s,
@@ -516,74 +495,101 @@ void run_windows_as(const Tensor& x, const Tensor& y, const Tensor& indices, con
   launch_windows<T, int, 1, 0>(x, y, op, s, stream);
 }
 
-// make.operator()<T, Label>() gives the operation.
-template <class Make>
-void run_windows(const Tensor& x, const Tensor& y, const Tensor& indices, const PoolShape& s,
-                 void* stream, Make&& make) {
-  dispatch_floating(x.dtype, [&]<class T>() {
-    if (counts_in_int(s)) {
-      run_windows_as<T, 3>(x, y, indices, s, stream, make.template operator()<T, int>());
+// make.operator()<T, Label>(problem) gives the operation.
+template <class Problem, class Make>
+void run_windows(const Problem& p, const Launch& launch, Make&& make) {
+  dispatch_floating(p.x.dtype, [&]<class T>() {
+    if (counts_in_int(p.shape)) {
+      const auto op = make.template operator()<T, int>(p);
+      run_windows_as<T, 3>(p.x, p.y, indices_of(p), p.shape, launch.stream, op);
     } else {
-      const auto op = make.template operator()<T, int64_t>();
-      launch_windows<T, int64_t, 1, 0>(x, y, op, s, stream);
+      const auto op = make.template operator()<T, int64_t>(p);
+      launch_windows<T, int64_t, 1, 0>(p.x, p.y, op, p.shape, launch.stream);
     }
   });
 }
 
-template <class Make>
-void run_rows(const Tensor& x, const Tensor& y, const Tensor& indices, const PoolShape& s,
-              void* stream, Make&& make) {
-  dispatch_rows(x.dtype, s, [&]<class T, int K, int S>() {
-    launch_rows<T, decltype(make.template operator()<T, int>()), K, S>(
-        x, y, indices, make.template operator()<T, int>(), s, stream);
+PlaneTiles tiles_of(const PoolShape& s, DType dtype, int strip, bool packed) {
+  // 16 bytes before and behind the tile, and as many for its alignment.
+  const auto size = static_cast<int64_t>(dtype_size(dtype));
+  return PlaneTiles(s, true, {strip, 1}, packed,
+                    [=](int64_t, int64_t sources) { return sources * size + 48; });
+}
+
+template <class Problem>
+const char* planes_suit(const Problem& given) {
+  const Problem p = as_planes(given);
+  if (const char* reason = planes_decline(p)) return reason;
+  return tiles_of(p.shape, p.x.dtype, 1, true).decline();
+}
+
+template <class Problem, class Make>
+void run_planes(const Problem& given, const Launch& launch, Make&& make) {
+  const Problem p = as_planes(given);
+  dispatch_floating(p.x.dtype, [&]<class T>() {
+    const auto op = make.template operator()<T, int>(p);
+    using Op = std::remove_const_t<decltype(op)>;
+    const auto run = [&]<int K, int S>() {
+      const PlaneTiles tiles = tiles_of(p.shape, p.x.dtype, kStrip<K>, are_packed(p));
+      launch_kernel(pool_planes_kernel<T, Op, K, S>, tiles.grid(), kPlaneThreads, tiles.bytes,
+                    launch.stream, Image<const T>(p.x), Image<T>(p.y), op, p.shape, tiles);
+    };
+    dispatch_squares<sizeof(T) < 8 && kHasStrips<Op>>(p.shape, run);
   });
 }
 
-// f(make) with what gives the operation.
-template <class F>
-void with_max(const MaxPoolForward& p, F&& f) {
-  if (p.indices) {
-    f([&]<class T, class Label>() { return MaxIndexOp<T, Label>(p.indices, p.shape); });
-  } else {
-    f([&]<class T, class Label>() {
-      if constexpr (std::is_same_v<Label, int>) {
-        return MaxOp<T>{};
-      } else {
-        return MaxIndexOp<T, Label>(p.indices, p.shape);  // the same kernel for both
-      }
-    });
+// What makes an operation of a problem.
+struct MakeMaxIndex {
+  template <class T, class Label>
+  auto operator()(const MaxPoolForward& p) const {
+    return MaxIndexOp<T, Label>(p.indices, p.shape);
   }
-}
+};
+struct MakeMax {
+  template <class T, class Label>
+  auto operator()(const MaxPoolForward& p) const {
+    if constexpr (std::is_same_v<Label, int>) {
+      return MaxOp<T>{};
+    } else {
+      return MaxIndexOp<T, Label>(p.indices, p.shape);  // the same kernel for both
+    }
+  }
+};
+struct MakeAvg {
+  template <class T, class>
+  auto operator()(const AvgPoolForward& p) const {
+    return AvgOp<T>(p.divisor, p.shape);
+  }
+};
+struct MakeLp2 {
+  template <class T, class>
+  auto operator()(const LpPoolForward&) const {
+    return LpOp<T, Norm2<Accumulator<T>>>{};
+  }
+};
 
 constexpr Impl<MaxPoolForward> kMax[] = {
-    {"rows", [](const MaxPoolForward& p) { return rows_decline(p.shape, p.x, p.y, p.indices); },
-     nullptr,
+    {"planes", planes_suit<MaxPoolForward>, nullptr,
      [](const MaxPoolForward& p, const Launch& launch) {
-       with_max(p, [&](auto make) { run_rows(p.x, p.y, p.indices, p.shape, launch.stream, make); });
+       if (p.indices) return run_planes(p, launch, MakeMaxIndex{});
+       run_planes(p, launch, MakeMax{});
      }},
     {"windows", supports_all, nullptr,
      [](const MaxPoolForward& p, const Launch& launch) {
-       with_max(p,
-                [&](auto make) { run_windows(p.x, p.y, p.indices, p.shape, launch.stream, make); });
+       if (p.indices) return run_windows(p, launch, MakeMaxIndex{});
+       run_windows(p, launch, MakeMax{});
      }},
 };
 constexpr Impl<AvgPoolForward> kAvg[] = {
-    {"rows", [](const AvgPoolForward& p) { return rows_decline(p.shape, p.x, p.y, Tensor{}); },
-     nullptr,
-     [](const AvgPoolForward& p, const Launch& launch) {
-       run_rows(p.x, p.y, Tensor{}, p.shape, launch.stream,
-                [&]<class T, class>() { return AvgOp<T>(p.divisor, p.shape); });
-     }},
+    {"planes", planes_suit<AvgPoolForward>, nullptr,
+     [](const AvgPoolForward& p, const Launch& launch) { run_planes(p, launch, MakeAvg{}); }},
     {"windows", supports_all, nullptr,
-     [](const AvgPoolForward& p, const Launch& launch) {
-       run_windows(p.x, p.y, Tensor{}, p.shape, launch.stream,
-                   [&]<class T, class>() { return AvgOp<T>(p.divisor, p.shape); });
-     }},
+     [](const AvgPoolForward& p, const Launch& launch) { run_windows(p, launch, MakeAvg{}); }},
 };
 // Norms other than the usual one are computed with numbers of 64 bits and channel by channel, so that
 // their powers are compiled once.
 template <class T>
-void run_lp(const LpPoolForward& p, const Launch& launch) {
+void run_lp_windows(const LpPoolForward& p, const Launch& launch) {
   using Acc = Accumulator<T>;
   if (p.norm == 2 && counts_in_int(p.shape)) {
     return run_windows_as<T, 0>(p.x, p.y, Tensor{}, p.shape, launch.stream, LpOp<T, Norm2<Acc>>{});
@@ -592,9 +598,13 @@ void run_lp(const LpPoolForward& p, const Launch& launch) {
   launch_windows<T, int64_t, 1, 0>(p.x, p.y, op, p.shape, launch.stream);
 }
 constexpr Impl<LpPoolForward> kLp[] = {
+    {"planes",
+     [](const LpPoolForward& p) { return p.norm == 2 ? planes_suit(p) : "a norm other than 2"; },
+     nullptr,
+     [](const LpPoolForward& p, const Launch& launch) { run_planes(p, launch, MakeLp2{}); }},
     {"windows", supports_all, nullptr,
      [](const LpPoolForward& p, const Launch& launch) {
-       dispatch_floating(p.x.dtype, [&]<class T>() { run_lp<T>(p, launch); });
+       dispatch_floating(p.x.dtype, [&]<class T>() { run_lp_windows<T>(p, launch); });
      }},
 };
 
