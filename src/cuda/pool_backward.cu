@@ -571,13 +571,12 @@ void launch_windows(const Gradient& gradient, const Tensor& dx, const PoolShape&
 
 template <class T, class Gradient, int K>
 void launch_channels(const Gradient& gradient, const Tensor& dx, const PoolShape& s, void* stream) {
-  // Indices take four times as many bytes.
-  constexpr int kWide = (kHasLabels<Gradient> ? 8 : 16) / sizeof(T), S = 2;
+  constexpr int kWide = 16 / sizeof(T), S = 2;
   int64_t squares[kMaxSpatial] = {s.in[0]};
   for (int d = 1; d < kMaxSpatial; ++d) {
     squares[d] = ceil_div(s.in[d] + s.window[d].pad_begin, S);
   }
-  const PoolTiles tiles(s.batch, s.channels / kWide, squares, true, kHasLabels<Gradient> ? 4 : 3);
+  const PoolTiles tiles(s.batch, s.channels / kWide, squares, true, 3);
   launch_kernel(pool_backward_channels_kernel<T, Gradient, kWide, K, S>, tiles.grid(), kPoolThreads,
                 0, stream, gradient, Image<T>(dx), s, tiles);
 }
