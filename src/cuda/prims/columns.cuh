@@ -1,5 +1,4 @@
-// Work on a [positions, columns] view: a reduction over the positions of each column in two stages,
-// and an element-wise pass with coefficients that belong to a column.
+// A reduction over the positions of each column of a [positions, columns] view, in two stages.
 //
 // A block of 256 threads takes `lanes` neighbouring columns (1 where neighbouring positions are
 // adjacent in memory instead) and 256 / lanes positions at a time. The positions are cut into
@@ -133,23 +132,6 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
   }
 }
 
-// f.apply(f.load(column, position), coefficients of the column, column, position) for all elements.
-template <class F>
-__global__ void __launch_bounds__(kColumnThreads, 2) column_apply_kernel(F f, ColumnTiles tiles) {
-  for (int64_t work = blockIdx.x; work < tiles.work(); work += gridDim.x) {
-    const ColumnThread t(tiles, work);
-    if (t.begin >= t.end) continue;
-    const auto coefficients = f.coefficients(t.column);
-    for_positions(t, [&]<int K>(const int64_t(&position)[K]) {
-      typename F::Value v[K];
-#pragma unroll
-      for (int k = 0; k < K; ++k) v[k] = f.load(t.column, position[k]);
-#pragma unroll
-      for (int k = 0; k < K; ++k) f.apply(v[k], coefficients, t.column, position[k]);
-    });
-  }
-}
-
 // The second stage alone: states [splits, columns] of a first stage elsewhere.
 template <class State, class F>
 void finish_columns(const F& f, int64_t splits, int64_t columns, const State* partial,
@@ -169,11 +151,6 @@ void reduce_columns(const F& f, const ColumnTiles& tiles, State* partial, void* 
   finish_columns(f, tiles.splits, tiles.columns, partial, stream);
 }
 
-template <class F>
-void apply_columns(const F& f, const ColumnTiles& tiles, void* stream) {
-  launch_kernel(column_apply_kernel<F>, tiles.grid(), kColumnThreads, 0, stream, f, tiles);
-}
-
 // kCount sums at once.
 template <class Acc, int kCount>
 struct alignas(kCount == 2 ? 2 * sizeof(Acc) : sizeof(Acc)) Sums {
@@ -188,34 +165,6 @@ struct alignas(kCount == 2 ? 2 * sizeof(Acc) : sizeof(Acc)) Sums {
   __device__ void add(const Sums (&values)[K]) {
 #pragma unroll
     for (int k = 0; k < K; ++k) merge(values[k]);
-  }
-};
-
-// Count, mean and sum of squared deviations: Welford's recurrence, merged by Chan's formula. Feed it
-// values with a common shift near their mean taken off, and the mean keeps all its digits.
-template <class Acc>
-struct Moments {
-  using Value = Acc;
-  Acc n, mean, m2;
-
-  __device__ void merge(const Moments& other) {
-    if (other.n == 0) return;
-    const Acc total = n + other.n, share = other.n / total, delta = other.mean - mean;
-    mean += delta * share;
-    m2 += other.m2 + delta * delta * n * share;
-    n = total;
-  }
-  template <int K>
-  __device__ void add(const Acc (&values)[K]) {
-    Moments group{Acc(K), 0, 0};
-#pragma unroll
-    for (int k = 0; k < K; ++k) group.mean += values[k];
-    group.mean *= Acc(1) / K;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      group.m2 += (values[k] - group.mean) * (values[k] - group.mean);
-    }
-    merge(group);
   }
 };
 
