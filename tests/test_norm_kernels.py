@@ -21,17 +21,16 @@ def kernel(request):
 
 
 def need(gpu, kernel, n, dtype):
-    """Rows longer than a block holds take the blocks of a cluster (the backward's are shorter)."""
-    block = 512 * 2 * 16 // numpy_dtype(dtype).itemsize
-    if kernel == "registers" and n > block:
-        if dlkern.devices()[0]["compute_capability"] < (9, 0):
-            pytest.skip("needs compute capability 9.0")
-        if n > 8 * block:
-            pytest.skip("too long for registers")
+    """Rows longer than the threads of a block hold take the blocks of a cluster, forward."""
+    blocks = 8 if dlkern.devices()[0]["compute_capability"][0] == 9 else 1
+    if kernel == "registers" and n > blocks * 512 * 8 * 16 // numpy_dtype(dtype).itemsize:
+        pytest.skip("too long for registers")
 
 
-# By team: lanes, several in a block, a block of 256 and of 512 threads, clusters of 2 to 8 blocks.
-LENGTHS = (1, 3, 8, 40, 260, 512, 1000, 1024, 2047, 4096, 4104, 8192, 8200, 16390, 30000, 65536)
+# Forward by teams of lanes, of a part of a block, of a block, and of 2 to 8 blocks; backward by
+# teams of up to 1024 threads, and in strips.
+LENGTHS = [1, 3, 8, 40, 260, 512, 1000, 1024, 2047, 4096, 4104, 8192, 8200, 16390, 30000, 65536,
+           100003]  # fmt: skip
 
 
 @pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
@@ -62,7 +61,7 @@ def test_lengths(gpu, kernel, rng, n, dtype, rms):
         assert_close(gpu.numpy(got), r, d, "norm_backward", scale=scale)
 
 
-@pytest.mark.parametrize("n", [24, 1000, 4096, 20000])
+@pytest.mark.parametrize("n", [24, 1000, 4096, 9000, 20000])
 def test_same_bits_again_and_in_place(gpu, kernel, rng, n):
     need(gpu, kernel, n, "float16")
     x, dy = values(rng, (500, n), "float16"), values(rng, (500, n), "float16")
@@ -81,7 +80,7 @@ def test_same_bits_again_and_in_place(gpu, kernel, rng, n):
 
 
 @pytest.mark.parametrize("layout", ["padded", "unaligned"])
-@pytest.mark.parametrize("n", [34, 35, 37, 1001, 5004])
+@pytest.mark.parametrize("n", [34, 35, 37, 1000, 1001, 5004, 9001, 20000])
 def test_any_alignment(gpu, kernel, rng, n, layout):
     """Rows at multiples of 2, 4, 8 and 16 bytes: the same bits as of contiguous ones."""
     x, dy = values(rng, (33, n), "bfloat16"), values(rng, (33, n), "bfloat16")

@@ -39,6 +39,20 @@ inline bool is_row(const Tensor& t, int axis = 0) {
 inline constexpr const char* kStrided = "rows do not have neighbouring elements";
 inline constexpr const char* kParameters = "weight or bias does not have neighbouring elements";
 
+// Rows are of whole pieces of 16 bytes, at multiples of 16 bytes and one stride apart.
+template <int N>
+bool are_plain(const Tensor* const (&tensors)[N], int axis) {
+  const auto rows = make_index<N>(tensors, dims_below(axis));
+  const int size = static_cast<int>(dtype_size(tensors[0]->dtype));
+  if (rows.ndim > 1 || columns_of(*tensors[0], axis) * size % 16 != 0) return false;
+  for (int i = 0; i < N; ++i) {
+    // Of float8 a piece's results are as many bytes.
+    const int bytes = tensors[i]->data ? static_cast<int>(dtype_size(tensors[i]->dtype)) : size;
+    if (row_alignment(tensors[i]->data, rows, i, bytes) < 16 / size * bytes) return false;
+  }
+  return true;
+}
+
 // A warp or a block for a row, never a single thread.
 template <class F>
 void dispatch_row_group(Group group, F&& f) {

@@ -4,14 +4,20 @@
 //   dx = rstd * (g - avg(g) - xhat * avg(g * xhat)) + dresidual        RMS: without avg(g)
 //   dweight = sum over rows of dy * xhat,  dbias = sum over rows of dy
 //
-// Rows of neighbouring elements stay in the registers of a team of threads (prims/row_pieces.cuh):
-// dy, x and dx are the floor, at 16384 x 4096 of 16 bits 403 MB. Threads keep their columns from row
-// to row and add up dweight and dbias in registers, while the next row is on its way; each of at
-// most 264 blocks leaves one row of such sums in the workspace (8.7 MB at most), which a second
-// kernel adds in order. The blocks' number follows from the shape alone. Other rows are walked by
-// one warp or one block (prims/rows.cuh), and the gradients of the weights are a two-stage column
-// reduction of its own (prims/columns.cuh), before dx is written, since dx may be dy or x. Bound by
-// memory. Sums in float32 (float64 for float64); a row's in an order that n alone decides.
+// dy, x and dx once are the floor, at 16384 x 4096 of 16 bits 403 MB. A team of up to 1024 threads
+// shares a row, 16 bytes of it each (prims/row_pieces.cuh). Threads keep their columns from row to
+// row and add up dweight and dbias in registers, while the next row is on its way to shared memory;
+// each block, about one for a multiprocessor, leaves one row of such sums in the workspace (4.3 MB
+// at 4096 columns), which a second kernel adds in order. The blocks' number follows from the shape
+// alone. Rows that do not lie at multiples of 16 bytes are loaded when their turn comes.
+//
+// Rows of more than 16 KB are cut into strips: a first kernel leaves the two averages of each row in
+// the workspace, then blocks go down their strip of columns; dy and x are read twice. Rows at any
+// strides are walked by one warp or one block (prims/rows.cuh), and the gradients of the weights are
+// a two-stage column reduction of its own (prims/columns.cuh), before dx is written, since dx may be
+// dy or x.
+//
+// Bound by memory. Sums in float32 (float64 for float64); a row's in an order that n alone decides.
 #include "cuda/norm_rows.cuh"
 #include "cuda/prims/columns.cuh"
 
@@ -101,158 +107,353 @@ struct WeightSums {
   }
 };
 
-// ---- Rows in registers -------------------------------------------------------------------------
+// ---- Rows by teams -----------------------------------------------------------------------------
 
-// Pieces of dy and of x that a thread has: the sums of these columns fit its registers, too.
-constexpr int kBackwardItems = 2;
+constexpr int kResident = 132 * kMaxTeamThreads;  // threads of an H200 with 64 registers each
+constexpr int kStripThreads = 256;                // of a block that has a strip of the columns
+
+// A thread has one piece: the sums of so many columns stay in its registers.
+template <class T>
+using OnePiece = RowPieces<T, 1>;
 
 struct Aligns {
-  int dy, x, dx;
+  int dy, x, dresidual, dx;
 };
 
-// share: 1 / n. partial: a row of sums for each block (cluster), or nullptr.
-template <class T, bool kBlocks, bool kRms>
-__global__ void __launch_bounds__(kRowThreads)
-    row_norm_backward_registers_kernel(const Args<T> args, RowParameter<T> weight,
+// What a thread keeps from row to row: the columns' weights and sums. Products that are added are
+// fma by name: kernels for rows anywhere and for plain ones must round alike.
+template <class T>
+struct OwnColumns {
+  using Acc = Accumulator<T>;
+  Acc weight[kPiece<T>], of_weight[kPiece<T>] = {}, of_bias[kPiece<T>] = {};
+
+  // Those of a team whose first column is `begin`, of n.
+  __device__ __forceinline__ OwnColumns(const RowParameter<T>& all, Acc offset, int begin, int n,
+                                        const RowTeam<false>& team) {
+    all.load(begin + OnePiece<T>::place(team, 0), n, 1, weight);
+#pragma unroll
+    for (int k = 0; k < kPiece<T>; ++k) weight[k] += offset;
+  }
+  // Adds a row's elements. Their part of the sums of g * xhat and g is the result.
+  __device__ __forceinline__ Pair<Acc> add(const OnePiece<T>& dy, const OnePiece<T>& x, Acc mean,
+                                           Acc rstd) {
+    Pair<Acc> sums{0, 0};
+#pragma unroll
+    for (int k = 0; k < kPiece<T>; ++k) {
+      const Acc d = static_cast<Acc>(dy.get(k)), xhat = (static_cast<Acc>(x.get(k)) - mean) * rstd;
+      const Acc g = d * weight[k];
+      of_weight[k] = fma(d, xhat, of_weight[k]), of_bias[k] += d;
+      sums.a = fma(g, xhat, sums.a), sums.b += g;
+    }
+    return sums;
+  }
+  // dx in place of x, of a row whose averages of g * xhat and g are known.
+  __device__ __forceinline__ void gradient(const OnePiece<T>& dy, OnePiece<T>& x,
+                                           const OnePiece<T>& dresidual, Acc mean, Acc rstd,
+                                           Pair<Acc> average) const {
+    const Acc along = rstd * average.a, shift = rstd * average.b;
+    x.assign([&](T v, int k) {
+      const Acc xhat = (static_cast<Acc>(v) - mean) * rstd;
+      const Acc g = static_cast<Acc>(dy.get(k)) * weight[k];
+      return fma(g, rstd, -fma(xhat, along, shift)) + static_cast<Acc>(dresidual.get(k));
+    });
+  }
+  // Of the block's teams, to a row of n sums.
+  __device__ __forceinline__ void store(const RowTeam<false>& team, int begin, int n,
+                                        Sums<Acc, 2>* sums) const {
+#pragma unroll
+    for (int k = 0; k < kPiece<T>; ++k) {
+      const Pair<Acc> all = team.sum_teams(Pair<Acc>{of_weight[k], of_bias[k]});
+      const int column = begin + OnePiece<T>::place(team, k);
+      if (column < n && static_cast<int>(threadIdx.x) < team.size) sums[column] = {{all.a, all.b}};
+    }
+  }
+};
+
+// The mean and the reciprocal deviation of a row, zeros behind the last one.
+template <class T>
+struct Statistics {
+  Accumulator<T> mean, rstd;
+
+  __device__ __forceinline__ Statistics(const Args<T>& args, int64_t row) {
+    const bool there = row < args.elements.rows.numel;
+    mean = there && args.mean ? static_cast<const Accumulator<T>*>(args.mean.data)[row] : 0;
+    rstd = there ? static_cast<const Accumulator<T>*>(args.rstd.data)[row] : 0;
+  }
+};
+
+#if defined(__CUDACC__)
+// The next row of dy, x and, where there is one, dresidual on its way to shared memory. Each thread
+// loads and reads its own pieces: there is nothing to synchronise.
+template <class T>
+struct NextRow {
+  uint4* slots;  // [turn][tensor][thread]
+
+  __device__ NextRow() {
+    extern __shared__ uint4 shared_slots[];
+    slots = shared_slots + threadIdx.x;
+  }
+  static size_t bytes(int threads, int tensors) { return sizeof(uint4) * 2 * tensors * threads; }
+  __device__ __forceinline__ uint4* slot(int turn, int tensor) const {
+    return slots + (2 * tensor + turn) * static_cast<int>(blockDim.x);
+  }
+  // Of the first n elements at `row`, or zeros.
+  __device__ __forceinline__ void load(int turn, int tensor, const T* row, int first, int n) const {
+    cp_async<16>(slot(turn, tensor), row + (first < n ? first : 0), first < n ? 16 : 0);
+  }
+  __device__ __forceinline__ OnePiece<T> read(int turn, int tensor) const {
+    const uint4 w = *slot(turn, tensor);
+    return {{{{w.x, w.y, w.z, w.w}}}};
+  }
+};
+#endif
+
+// share: 1 / n. partial: a row of sums for each block, or nullptr. kAny: rows at any strides and
+// addresses, loaded when their turn comes.
+template <class T, bool kAny>
+__global__ void __launch_bounds__(kMaxTeamThreads)
+    row_norm_backward_registers_kernel(const Args<T> args, const RowParameter<T> weight,
                                        Accumulator<T> share, int team_size, Aligns align,
                                        Sums<Accumulator<T>, 2>* partial) {
   using Acc = Accumulator<T>;
-  using Pieces = RowPieces<T, kBackwardItems>;
-  RowTeam<kBlocks> team(team_size);
+  RowTeam<false> team(team_size);
   const int n = static_cast<int>(args.elements.row.numel);
-  const int64_t rows = args.elements.rows.numel;
-  Acc of_weight[Pieces::kElements] = {}, of_bias[Pieces::kElements] = {};
-  Pieces dy, x;  // of the row that comes next, as are these:
-  int elements;
-  int64_t at[4];
-  Acc mean, rstd;
-  const auto locate = [&](int64_t row) {
-    const bool there = row < rows;
-    elements = there ? n : 0;
-    args.elements.rows.offsets(there ? row : 0, at);
-    mean = kRms || !there ? Acc(0) : static_cast<const Acc*>(args.mean.data)[row];
-    rstd = there ? static_cast<const Acc*>(args.rstd.data)[row] : Acc(0);
+  const int64_t rows = args.elements.rows.numel, place = team.row - team.first;
+  OwnColumns<T> columns(weight, args.weight_offset, 0, n, team);
+  Statistics<T> following(args, team.row);
+  int turn = 0;
+#if defined(__CUDACC__)
+  const NextRow<T> next;
+  const auto load_next = [&](int64_t row, int at_turn) {
+    const int first = OnePiece<T>::place(team, 0), elements = row < rows ? n : 0;
+    int64_t at[4];
+    row_offsets<true>(args.elements.rows, row < rows ? row : 0, at);
+    next.load(at_turn, 0, args.dy + at[0], first, elements);
+    next.load(at_turn, 1, args.x + at[1], first, elements);
+    if (args.dresidual) next.load(at_turn, 2, args.dresidual + at[2], first, elements);
+    cp_async_commit();
   };
-  const auto load = [&] {
-    dy.template load<true>(args.dy + at[0], elements, team, align.dy, T(0.0f));
-    x.template load<true>(args.x + at[1], elements, team, align.x, T(0.0f));
-  };
-  locate(team.row);
-  load();
+  if constexpr (!kAny) load_next(team.row, 0);
+#endif
   // As many turns for all threads of a block.
-  const int place = static_cast<int>(team.row - team.first);
-  for (int64_t row = team.row; row - place < rows; row += team.row_step) {
-    Acc g[Pieces::kElements];
-    Pieces here = x;
-    const Acc center = mean, scale = rstd;
-    T* const dx = args.dx + at[3];
-    const int here_elements = elements;
-    locate(row + team.row_step);
-    const auto xhat = [&](T v) { return (static_cast<Acc>(v) - center) * scale; };
-    Pair<Acc> sums{0, 0};  // of g * xhat and g
+  for (int64_t first = team.first; first < rows; first += team.row_step, turn ^= 1) {
+    const int64_t row = first + place;
+    const int elements = row < rows ? n : 0;
+    const Statistics<T> of = kAny ? Statistics<T>(args, row) : following;
+    int64_t at[4];
+    row_offsets<!kAny>(args.elements.rows, row < rows ? row : 0, at);
+    OnePiece<T> dy, x, dresidual;
+    if constexpr (kAny) {
+      dy.template load<true>(args.dy + at[0], elements, team, align.dy, T(0.0f));
+      x.template load<true>(args.x + at[1], elements, team, align.x, T(0.0f));
+    } else {
+#if defined(__CUDACC__)
+      load_next(row + team.row_step, turn ^ 1);
+      cp_async_wait<1>();
+      dy = next.read(turn, 0), x = next.read(turn, 1);
+#endif
+    }
+    if constexpr (!kAny) following = Statistics<T>(args, row + team.row_step);
+    Pair<Acc> sums = columns.add(dy, x, of.mean, of.rstd);
+    if constexpr (kAny) dy.forget(), x.forget();
+    sums = team.reduce(sums, Sum{}, Pair<Acc>{0, 0});
+    const Pair<Acc> average{sums.a * share, args.rms ? Acc(0) : sums.b * share};
+    if constexpr (kAny) {
+      dresidual.template load<true>(args.dresidual + at[2], args.dresidual ? elements : 0, team,
+                                    align.dresidual, T(0.0f));
+    } else {
+#if defined(__CUDACC__)
+      dresidual = args.dresidual ? next.read(turn, 2) : OnePiece<T>{};
+#endif
+    }
+    columns.gradient(dy, x, dresidual, of.mean, of.rstd, average);
+    x.template store<!kAny>(args.dx + at[3], elements, team, align.dx);
+  }
+  if (partial) columns.store(team, 0, n, partial + int64_t{blockIdx.x} * n);
+}
+
+// ---- Rows in strips ----------------------------------------------------------------------------
+
+// Of each row the averages of g * xhat and g.
+template <class T, bool kAny>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
+    row_norm_averages_kernel(const Args<T> args, const RowParameter<T> weight, Accumulator<T> share,
+                             Aligns align, Pair<Accumulator<T>>* averages) {
+  using Acc = Accumulator<T>;
+  using Chunk = RowPieces<T, 2>;
+  constexpr int kWidth = kRowThreads * Chunk::kElements;
+  RowTeam<false> team(kRowThreads);
+  const int n = static_cast<int>(args.elements.row.numel);
+  int64_t at[4];
+  row_offsets<!kAny>(args.elements.rows, team.row, at);
+  const Statistics<T> of(args, team.row);
+  Pair<Acc> sums{0, 0};
+  for (int begin = 0; begin < n; begin += kWidth) {
+    const int width = n - begin < kWidth ? n - begin : kWidth;
+    Chunk dy, x;
+    dy.template load<true, !kAny>(args.dy + at[0] + begin, width, team, align.dy, T(0.0f));
+    x.template load<true, !kAny>(args.x + at[1] + begin, width, team, align.x, T(0.0f));
 #pragma unroll
-    for (int i = 0; i < kBackwardItems; ++i) {
+    for (int i = 0; i < 2; ++i) {
       Acc w[kPiece<T>];
-      weight.load(here.place(team, i * kPiece<T>), n, 1, w);
+      weight.load(begin + x.place(team, i * kPiece<T>), n, 1, w);
 #pragma unroll
       for (int e = 0; e < kPiece<T>; ++e) {
         const int k = i * kPiece<T> + e;
-        const Acc d = static_cast<Acc>(dy.get(k)), h = xhat(here.get(k));
-        of_weight[k] += d * h;
-        g[k] = d * w[e];
-        sums.a += g[k] * h;
-        if constexpr (!kRms) of_bias[k] += d, sums.b += g[k];
+        const Acc g = static_cast<Acc>(dy.get(k)) * (w[e] + args.weight_offset);
+        const Acc xhat = (static_cast<Acc>(x.get(k)) - of.mean) * of.rstd;
+        sums.a = fma(g, xhat, sums.a), sums.b += g;
       }
     }
-    here.forget();
-    team.forget();
-    load();
-    if constexpr (kRms) {
-      sums.a = team.reduce(sums.a, Sum{}, Acc(0)) * share;
-    } else {
-      sums = team.reduce(sums, Sum{}, Pair<Acc>{0, 0});
-      sums = {sums.a * share, sums.b * share};
-    }
-    here.assign([&](T v, int k) { return scale * (g[k] - sums.b - xhat(v) * sums.a); });
-    here.store(dx, here_elements, team, align.dx);
   }
-  if (partial) {
-    Sums<Acc, 2>* part = partial + (kBlocks ? team.first : int64_t{blockIdx.x}) * n;
-#pragma unroll
-    for (int k = 0; k < Pieces::kElements; ++k) {
-      const int column = x.place(team, k);
-      const Sums<Acc, 2> sums{{team.sum_teams(of_weight[k]), team.sum_teams(of_bias[k])}};
-      if (column < n && (kBlocks || static_cast<int>(threadIdx.x) < team.size)) part[column] = sums;
-    }
-  }
+  sums = team.reduce(sums, Sum{}, Pair<Acc>{0, 0});
+  if (team.rank == 0) averages[team.row] = {sums.a * share, args.rms ? Acc(0) : sums.b * share};
 }
 
-// How the backward's rows are shared out: by the shape alone.
-struct BackwardPlan {
-  RowPlan team;
-  int threads;  // of a block: a team or several, or a part of one
-  int64_t partials = 0, blocks = 0;
-
-  BackwardPlan(int64_t rows, int64_t n, int element_bytes)
-      : team(plan_row(n, 16 / element_bytes, kBackwardItems)),
-        threads(std::max(team.threads(), kRowThreads / 2)) {
-    if (!team.size) return;
-    // Two blocks of 256 for each multiprocessor of an H200, or one of 512.
-    const int64_t most = int64_t{kResident} / threads / team.blocks();
-    partials = std::clamp<int64_t>(ceil_div(rows * team.size, threads * team.blocks()), 1, most);
-    blocks = partials * team.blocks();
+// Blocks go down their strip of the columns, by pairs of rows. sets: blocks of each strip.
+template <class T, bool kAny>
+__global__ void __launch_bounds__(kStripThreads, kResident / 132 / kStripThreads)
+    row_norm_strips_kernel(const Args<T> args, const RowParameter<T> weight, int strips, int sets,
+                           Aligns align, const Pair<Accumulator<T>>* averages,
+                           Sums<Accumulator<T>, 2>* partial) {
+  using Acc = Accumulator<T>;
+  constexpr int kWidth = kStripThreads * kPiece<T>;
+  constexpr int kTogether = kAny ? 1 : 2;  // rows whose loads are on their way at once
+  RowTeam<false> team(kStripThreads);
+  const int n = static_cast<int>(args.elements.row.numel);
+  const int set = blockIdx.x / strips, begin = blockIdx.x % strips * kWidth;
+  const int width = n - begin < kWidth ? n - begin : kWidth;
+  const int64_t rows = args.elements.rows.numel;
+  OwnColumns<T> columns(weight, args.weight_offset, begin, n, team);
+  const auto take_rows = [&](int64_t row) {
+    OnePiece<T> dy[kTogether], x[kTogether], dresidual[kTogether];
+    int64_t at[kTogether][4];
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+      const int elements = row + r < rows ? width : 0;
+      row_offsets<!kAny>(args.elements.rows, row + r < rows ? row + r : 0, at[r]);
+      const auto load = [&](OnePiece<T>& piece, const T* from, int64_t place, int known) {
+        piece.template load<true, !kAny>(from + place + begin, from ? elements : 0, team, known,
+                                         T(0.0f));
+      };
+      load(dy[r], args.dy, at[r][0], align.dy), load(x[r], args.x, at[r][1], align.x);
+      load(dresidual[r], args.dresidual, at[r][2], align.dresidual);
+    }
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+      const int elements = row + r < rows ? width : 0;
+      const Statistics<T> of(args, row + r);
+      const Pair<Acc> average = elements ? averages[row + r] : Pair<Acc>{0, 0};
+      columns.add(dy[r], x[r], of.mean, of.rstd);
+      columns.gradient(dy[r], x[r], dresidual[r], of.mean, of.rstd, average);
+      x[r].template store<!kAny>(args.dx + at[r][3] + begin, elements, team, align.dx);
+    }
+  };
+  for (int64_t pair = set; 2 * pair < rows; pair += sets) {
+#pragma unroll 1
+    for (int r = 0; r < 2; r += kTogether) take_rows(2 * pair + r);
   }
-  static constexpr int kResident = 132 * kRowThreads;
+  if (partial) columns.store(team, begin, n, partial + int64_t{set} * n);
+}
+
+// ---- Launch ------------------------------------------------------------------------------------
+
+// How the rows are shared out: by the shape alone.
+struct BackwardPlan {
+  int team = 1, threads;         // of a row, and of a block
+  int64_t strips = 0;            // of the columns; 0: teams have whole rows
+  int64_t partials = 0, blocks;  // rows of sums, and blocks of the grid
+
+  explicit BackwardPlan(const RowNormBackward& p) {
+    const int64_t rows = rows_of(p.x, p.axis), n = columns_of(p.x, p.axis);
+    const int64_t pieces = ceil_div(n, int64_t{16} / static_cast<int>(dtype_size(p.x.dtype)));
+    while (team < pieces && team < kMaxTeamThreads) team *= 2;
+    if (team < pieces) {
+      threads = kStripThreads;
+      strips = ceil_div(pieces, int64_t{threads});
+      partials = std::clamp<int64_t>(kResident / threads / strips, 1, ceil_div(rows, 2));
+      blocks = partials * strips;
+      return;
+    }
+    // Blocks of few threads for few rows, so that all multiprocessors have some.
+    threads = kMaxTeamThreads;
+    while (threads > std::max(team, 128) && rows * team < kResident / kMaxTeamThreads * threads) {
+      threads /= 2;
+    }
+    partials = blocks = std::clamp<int64_t>(ceil_div(rows * team, threads), 1, kResident / threads);
+  }
 };
 
-BackwardPlan backward_plan(const RowNormBackward& p) {
-  return BackwardPlan(rows_of(p.x, p.axis), columns_of(p.x, p.axis),
-                      static_cast<int>(dtype_size(p.x.dtype)));
-}
-
 const char* row_norm_not_in_registers(const RowNormBackward& p) {
-  if (p.dresidual) return "dresidual is added";
-  for (const Tensor* t : {&p.dy, &p.x, &p.dx}) {
-    if (!is_row(*t, p.axis)) return kStrided;
+  for (const Tensor* t : {&p.dy, &p.x, &p.dresidual, &p.dx}) {
+    if (!is_row(*t, *t ? p.axis : 0)) return kStrided;
   }
   if (!is_row(p.weight)) return kParameters;
   if (!is_row(p.mean) || !is_row(p.rstd)) {
     return "mean or rstd does not have neighbouring elements";
   }
-  return backward_plan(p).team.size ? nullptr : "rows are too long for registers";
+  if (columns_of(p.x, p.axis) > INT32_MAX / 2 || rows_of(p.x, p.axis) > INT32_MAX) {
+    return "too many rows or columns";
+  }
+  return nullptr;
 }
+
+#if defined(__CUDACC__)
+bool is_plain(const RowNormBackward& p) {
+  // Three tensors of 1024 threads do not fit the shared memory of these.
+  const int device = compute_capability();
+  if (p.dresidual && (device == 86 || device == 89 || device >= 120)) return false;
+  return are_plain({&p.dy, &p.x, &p.dresidual, &p.dx}, p.axis);
+}
+#endif
 
 ColumnTiles tiles_of(const RowNormBackward& p) {
   return ColumnTiles(rows_of(p.x, p.axis), columns_of(p.x, p.axis), true);
 }
 
-template <class T>
-void launch_backward_registers(const RowNormBackward& p, const Launch& launch) {
+template <class T, bool kAny>
+void launch_registers(const RowNormBackward& p, const Launch& launch) {
+  using Acc = Accumulator<T>;
   const Args<T> args(p);
   const auto& rows = args.elements.rows;
-  const BackwardPlan plan = backward_plan(p);
+  const int64_t n = args.elements.row.numel;
+  if (rows.numel == 0 || n == 0) return;
+  const BackwardPlan plan(p);
   const Aligns align{row_alignment(p.dy.data, rows, 0, sizeof(T)),
                      row_alignment(p.x.data, rows, 1, sizeof(T)),
+                     row_alignment(p.dresidual.data, rows, 2, sizeof(T)),
                      row_alignment(p.dx.data, rows, 3, sizeof(T))};
+  const RowParameter<T> weight(args.weight);
+  const Acc share = 1 / static_cast<Acc>(n);
   const bool sums = args.dweight || args.dbias;
-  auto* partial = static_cast<Sums<Accumulator<T>, 2>*>(sums ? launch.workspace : nullptr);
-  const auto launch_it = [&]<bool kBlocks>() {
-    launch_clusters(p.rms ? row_norm_backward_registers_kernel<T, kBlocks, true>
-                          : row_norm_backward_registers_kernel<T, kBlocks, false>,
-                    static_cast<unsigned>(plan.blocks), plan.threads, 0, launch.stream,
-                    plan.team.blocks(), args, RowParameter<T>(args.weight, p.weight_offset),
-                    1 / static_cast<Accumulator<T>>(args.elements.row.numel), plan.team.size, align,
-                    partial);
-  };
-  if (plan.team.blocks() > 1) {
-    launch_it.template operator()<true>();
+  auto* partial = static_cast<Sums<Acc, 2>*>(sums ? launch.workspace : nullptr);
+  if (plan.strips) {
+    auto* averages = static_cast<Pair<Acc>*>(launch.workspace) + (sums ? plan.partials * n : 0);
+    launch_kernel(row_norm_averages_kernel<T, kAny>, static_cast<unsigned>(rows.numel), kRowThreads,
+                  0, launch.stream, args, weight, share, align, averages);
+    launch_kernel(row_norm_strips_kernel<T, kAny>, static_cast<unsigned>(plan.blocks), plan.threads,
+                  0, launch.stream, args, weight, static_cast<int>(plan.strips),
+                  static_cast<int>(plan.partials), align, averages, partial);
   } else {
-    launch_it.template operator()<false>();
+    size_t shared_bytes = 0;
+#if defined(__CUDACC__)
+    if (!kAny) shared_bytes = NextRow<T>::bytes(plan.threads, args.dresidual ? 3 : 2);
+#endif
+    launch_kernel(row_norm_backward_registers_kernel<T, kAny>, static_cast<unsigned>(plan.blocks),
+                  plan.threads, shared_bytes, launch.stream, args, weight, share, plan.team, align,
+                  partial);
   }
-  if (sums) {
-    finish_columns(WeightSums<T>{args}, plan.partials, args.elements.row.numel, partial,
-                   launch.stream);
+  if (sums) finish_columns(WeightSums<T>{args}, plan.partials, n, partial, launch.stream);
+}
+
+template <class T>
+void launch_backward_registers(const RowNormBackward& p, const Launch& launch) {
+#if defined(__CUDACC__)
+  if constexpr (sizeof(T) < 8) {
+    if (is_plain(p)) return launch_registers<T, false>(p, launch);
   }
+#endif
+  launch_registers<T, true>(p, launch);
 }
 
 template <class T>
@@ -275,10 +476,12 @@ size_t backward_workspace(const RowNormBackward& p) {
   return 2 * tiles_of(p).partials() * dtype_size(accumulator_of(p.x.dtype));
 }
 
+// Rows of sums, then the averages of rows.
 size_t registers_workspace(const RowNormBackward& p) {
-  if (!p.dweight && !p.dbias) return 0;
-  return static_cast<size_t>(2 * backward_plan(p).partials * columns_of(p.x, p.axis)) *
-         dtype_size(accumulator_of(p.x.dtype));
+  const BackwardPlan plan(p);
+  const int64_t sums = p.dweight || p.dbias ? plan.partials * columns_of(p.x, p.axis) : 0;
+  const int64_t averages = plan.strips ? rows_of(p.x, p.axis) : 0;
+  return static_cast<size_t>(2 * (sums + averages)) * dtype_size(accumulator_of(p.x.dtype));
 }
 
 constexpr Impl<RowNormBackward> kBackward[] = {

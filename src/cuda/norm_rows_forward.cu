@@ -28,6 +28,7 @@ struct Args {
   T* residual_out;
   void* y;
   DType y_dtype;
+  bool float8;
   MixedView<T> weight, bias, mean, rstd;
   const float* scale_out;
   float* largest;  // of each row, or nullptr
@@ -41,6 +42,7 @@ struct Args {
         residual_out(p.residual_out.as<T>()),
         y(p.y.data),
         y_dtype(p.y.dtype),
+        float8(is_float8(p.y.dtype)),
         weight(p.weight),
         bias(p.bias),
         mean(p.mean),
@@ -130,79 +132,214 @@ __global__ void __launch_bounds__(kMaxRowThreads) row_norm_forward_kernel(const 
 
 // ---- Rows in registers -------------------------------------------------------------------------
 
+// What is done with a row's elements, in kernels for rows anywhere and for plain ones: to the same
+// bits, so that products that are added are fma by name.
+template <class T>
+struct RowMath {
+  using Acc = Accumulator<T>;
+  Acc shift = 0;  // taken off before the sums: the mean of what is left keeps all its digits
+  Acc mean = 0, rstd = 0, offset = 0;
+
+  __device__ __forceinline__ Acc deviation(T v) const {
+    return (static_cast<Acc>(v) - shift) - mean;
+  }
+  __device__ __forceinline__ Acc result(T v, Acc weight, Acc bias) const {
+    return fma(deviation(v), fma(rstd, weight, offset), bias);
+  }
+  // share: 1 / n.
+  template <bool kWhole, bool kBlocks, int kItems>
+  __device__ __forceinline__ void take(RowTeam<kBlocks>& team, RowPieces<T, kItems>& row, int n,
+                                       bool rms, Acc share, Acc eps, Acc weight_offset) {
+    if (!rms) {
+      const auto add = [&](Acc sum, T v) { return sum + (static_cast<Acc>(v) - shift); };
+      mean = team.reduce(row.template sum<kWhole>(team, n, add), Sum{}, Acc(0)) * share;
+      row.forget();
+    }
+    const auto add = [&](Acc sum, T v) { return fma(deviation(v), deviation(v), sum); };
+    const Acc squares = team.reduce(row.template sum<kWhole>(team, n, add), Sum{}, Acc(0));
+    row.forget();
+    rstd = rsqrt(fma(squares, share, eps));
+    offset = rstd * weight_offset;
+  }
+};
+
+// Adds those of `from`, a few at a time: with all of them rows of 8 pieces would not fit the
+// registers.
+template <bool kWhole, class T, int kItems, bool kBlocks>
+__device__ __forceinline__ void add_row(RowPieces<T, kItems>& row, const T* from, int n,
+                                        const RowTeam<kBlocks>& team, int align) {
+  using Acc = Accumulator<T>;
+  constexpr int kGroup = kItems == 8 ? 2 : kItems;
+  const int step = kGroup * kPiece<T> * team.size;
+#pragma unroll
+  for (int group = 0; group < kItems / kGroup; ++group) {
+    RowPieces<T, kGroup> other;
+    other.template load<!kWhole, kWhole>(from + group * step, n - group * step, team, align,
+                                         T(0.0f));
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      row.assign(group * kGroup + i, [&](T v, int k) {
+        return static_cast<Acc>(v) + static_cast<Acc>(other.get(k - group * other.kElements));
+      });
+    }
+  }
+}
+
+// The results of piece i, times `scale`; `largest` is updated by the first `left` of them.
+template <class T, int kItems>
+__device__ __forceinline__ void scaled_results(const RowPieces<T, kItems>& row, int i,
+                                               const RowMath<T>& math,
+                                               const Accumulator<T> (&w)[kPiece<T>],
+                                               const Accumulator<T> (&b)[kPiece<T>], float scale,
+                                               int left, float& largest, float (&v)[kPiece<T>]) {
+#pragma unroll
+  for (int e = 0; e < kPiece<T>; ++e) {
+    v[e] = math.result(row.get(i * kPiece<T> + e), w[e], b[e]);
+    if (e < left) largest = Max{}(fabsf(v[e]), largest);
+    v[e] *= scale;
+  }
+}
+
 struct Aligns {
   int x, residual, residual_out, y;
 };
 
-// share: 1 / n. kFloat8: y is.
-template <class T, int kItems, bool kBlocks, bool kFloat8>
+// Rows at any strides and addresses. share: 1 / n.
+template <class T, int kItems, bool kBlocks>
 __global__ void __launch_bounds__(kRowThreads, (kItems == 8 ? 1 : kRowBlocks<T>))
     row_norm_forward_registers_kernel(const Args<T> args, RowParameter<T> weight,
                                       RowParameter<T> bias, Accumulator<T> share, int team_size,
                                       Aligns align) {
   using Acc = Accumulator<T>;
-  // Deviations are computed once and kept, but where they do not fit the registers.
-  constexpr bool kPacked = sizeof(T) == 2 && kItems > 2;
   RowTeam<kBlocks> team(team_size);
   const bool there = team.row < args.elements.rows.numel;
   const int n = static_cast<int>(args.elements.row.numel), elements = there ? n : 0;
   int64_t at[4];
   args.elements.rows.offsets(there ? team.row : 0, at);
-  const T begin = !args.rms && elements > 0 ? args.sum_at(at) : T(0.0f);
-  const float scale = kFloat8 ? args.scale() : 1.0f;
   RowPieces<T, kItems> row;
   row.template load<true>(args.x + at[0], elements, team, align.x, T(0.0f));
-  if (args.residual) {
-    RowPieces<T, kItems> other;
-    other.template load<true>(args.residual + at[1], elements, team, align.residual, T(0.0f));
-    row.assign([&](T v, int k) { return static_cast<Acc>(v) + static_cast<Acc>(other.get(k)); });
-  }
-  // s minus its first value: the mean of the rest keeps all its digits.
-  const Acc shift = finite_or_zero(static_cast<Acc>(begin));
-  Acc mean = 0;
-  if (!args.rms) {
-    const Acc sum = row.sum(team, elements, [&](T v, int) { return static_cast<Acc>(v) - shift; });
-    mean = team.reduce(sum, Sum{}, Acc(0)) * share;
-    if constexpr (kPacked) row.forget();
-  }
-  const auto deviation = [&](T v) { return (static_cast<Acc>(v) - shift) - mean; };
-  Acc squares = row.sum(team, elements, [&](T v, int) { return deviation(v) * deviation(v); });
-  squares = team.reduce(squares, Sum{}, Acc(0));
-  if constexpr (kPacked) row.forget();
-  const Acc rstd = 1 / sqrt(squares * share + static_cast<Acc>(args.eps));
+  RowMath<T> math;
+  if (!args.rms && there) math.shift = finite_or_zero(static_cast<Acc>(args.sum_at(at)));
+  if (args.residual) add_row<false>(row, args.residual + at[1], elements, team, align.residual);
+  math.template take<false>(team, row, elements, args.rms, share, static_cast<Acc>(args.eps),
+                            static_cast<Acc>(weight.data ? args.weight_offset : 0));
+  // In place of x or residual: all have read the row.
   if (args.residual_out) {
     row.store(args.residual_out + at[2], elements, team, align.residual_out);
   }
   float largest = 0;
+  const float scale = args.float8 ? args.scale() : 1.0f;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     Acc w[kPiece<T>], b[kPiece<T>];
     const int first = row.place(team, i * kPiece<T>);
-    weight.load(first, n, 1, w);
-    bias.load(first, n, 0, b);
-    const auto result = [&](T v, int k) {
-      return deviation(v) * (rstd * w[k % kPiece<T>]) + b[k % kPiece<T>];
-    };
-    if constexpr (kFloat8) {
-      auto* y = static_cast<uint8_t*>(args.y) + at[3];
-      float v[kPiece<T>];
-#pragma unroll
-      for (int e = 0; e < kPiece<T>; ++e) {
-        v[e] = static_cast<float>(result(row.get(i * kPiece<T> + e), e));
-        if (first + e < elements) largest = Max{}(fabsf(v[e]), largest);
-        v[e] *= scale;
+    weight.load(first, n, 1, w), bias.load(first, n, 0, b);
+    if constexpr (sizeof(T) < 8) {
+      if (args.float8) {
+        float v[kPiece<T>];
+        scaled_results(row, i, math, w, b, scale, elements - first, largest, v);
+        store_float8(v, static_cast<uint8_t*>(args.y) + at[3] + first, elements - first, align.y,
+                     args.y_dtype == DType::kFloat8E5M2);
+        continue;
       }
-      store_float8(v, y + first, elements - first, align.y, args.y_dtype == DType::kFloat8E5M2);
-    } else {
-      row.assign(i, result);
     }
+    row.assign(i, [&](T v, int k) { return math.result(v, w[k % kPiece<T>], b[k % kPiece<T>]); });
   }
-  if constexpr (kFloat8) {
+  if (args.largest) largest = team.reduce(largest, Max{}, 0.0f);
+  if (!args.float8) row.store(static_cast<T*>(args.y) + at[3], elements, team, align.y);
+  if (there && team.rank == 0) {
+    args.finish_row(team.row, math.shift + math.mean, math.rstd, largest);
+  }
+}
+
+// Rows of whole pieces at multiples of 16 bytes, one stride apart; a weight, and neighbours beside.
+template <class T>
+struct PlainArgs {
+  using Acc = Accumulator<T>;
+  const T *x, *residual;
+  T* residual_out;
+  void* y;
+  RowParameter<T> weight, bias;
+  Acc *mean, *rstd;
+  const float* scale_out;
+  float* largest;
+  int64_t rows, x_stride, residual_stride, residual_out_stride, y_stride;
+  int n, team_size;
+  Acc share, eps, weight_offset;
+  bool rms, float8, e5m2;
+};
+
+template <class T, int kItems, bool kBlocks>
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
+    row_norm_forward_plain_kernel(const PlainArgs<T> args) {
+  using Acc = Accumulator<T>;
+  RowTeam<kBlocks> team(args.team_size);
+  const int64_t row_number = team.row < args.rows ? team.row : 0;
+  const int n = args.n, elements = team.row < args.rows ? n : 0;
+  const T* x = args.x + row_number * args.x_stride;
+  const T* residual = args.residual + row_number * args.residual_stride;
+  RowPieces<T, kItems> row;
+  row.template load<false, true>(x, elements, team, 16, T(0.0f));
+  RowMath<T> math;
+  if (!args.rms) {
+    Acc first = static_cast<Acc>(*x);
+    if (args.residual)
+      first = static_cast<Acc>(static_cast<T>(first + static_cast<Acc>(*residual)));
+    math.shift = finite_or_zero(first);
+  }
+  if (args.residual) add_row<true>(row, residual, elements, team, 16);
+  math.template take<true>(team, row, elements, args.rms, args.share, args.eps, args.weight_offset);
+  // In place of x or residual: all have read the row.
+  if (args.residual_out) {
+    row.template store<true>(args.residual_out + row_number * args.residual_out_stride, elements,
+                             team, 16);
+  }
+  float largest = 0;
+  // One branch for all pieces: their parameters are on their way together.
+  const auto finish = [&]<bool kWide, bool kFloat8>() {
+    const float scale = kFloat8 && args.scale_out ? *args.scale_out : 1.0f;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      // More parameters at once would not fit the registers.
+      if (kFloat8 || kItems == 8 || i % 2 == 0) team.forget();
+      Acc w[kPiece<T>], b[kPiece<T>] = {};
+      const int first = row.place(team, i * kPiece<T>);
+      args.weight.template load_whole<kWide>(first, n, w);
+      if (args.bias.data) args.bias.template load_whole<kWide>(first, n, b);
+      if constexpr (kFloat8) {
+        float v[kPiece<T>];
+        const bool whole = first < elements;
+        scaled_results(row, i, math, w, b, scale, whole ? kPiece<T> : 0, largest, v);
+        auto* y = static_cast<uint8_t*>(args.y) + row_number * args.y_stride + first;
+        if (whole) store_float8(v, y, kPiece<T>, kPiece<T>, args.e5m2);
+      } else {
+        row.assign(i,
+                   [&](T v, int k) { return math.result(v, w[k % kPiece<T>], b[k % kPiece<T>]); });
+      }
+    }
+    if constexpr (!kFloat8) {
+      row.template store<true>(static_cast<T*>(args.y) + row_number * args.y_stride, elements, team,
+                               16);
+    }
+  };
+  const auto finish_float8 = [&]<bool kFloat8>() {
+    if (sizeof(T) == sizeof(Acc) || args.weight.wide) {
+      finish.template operator()<true, kFloat8>();
+    } else {
+      finish.template operator()<false, kFloat8>();
+    }
+  };
+  if (args.float8) {
+    finish_float8.template operator()<true>();
     if (args.largest) largest = team.reduce(largest, Max{}, 0.0f);
   } else {
-    row.store(static_cast<T*>(args.y) + at[3], elements, team, align.y);
+    finish_float8.template operator()<false>();
   }
-  if (there && team.rank == 0) args.finish_row(team.row, shift + mean, rstd, largest);
+  if (team.rank == 0 && elements > 0) {
+    if (args.mean) args.mean[team.row] = math.shift + math.mean;
+    if (args.rstd) args.rstd[team.row] = math.rstd;
+    if (args.largest) args.largest[team.row] = largest;
+  }
 }
 
 // ---- amax --------------------------------------------------------------------------------------
@@ -252,9 +389,6 @@ void launch_with_amax(const RowNormForward& p, const Launch& launch, F&& kernels
 
 // ---- Launch ------------------------------------------------------------------------------------
 
-// Pieces of a thread: float8 results have no kernel for more than 4.
-int most_items(const RowNormForward& p) { return is_float8(p.y.dtype) ? 4 : 8; }
-
 const char* row_norm_not_in_registers(const RowNormForward& p) {
   for (const Tensor* t : {&p.x, &p.residual, &p.residual_out, &p.y}) {
     if (!is_row(*t, *t ? p.axis : 0)) return kStrided;
@@ -262,33 +396,75 @@ const char* row_norm_not_in_registers(const RowNormForward& p) {
   if (!is_row(p.weight) || !is_row(p.bias)) return kParameters;
   if (is_float8(p.y.dtype) && p.x.dtype == DType::kFloat64) return "x is float64, and y float8";
   return not_in_registers(rows_of(p.x, p.axis), columns_of(p.x, p.axis),
-                          static_cast<int>(16 / dtype_size(p.x.dtype)), most_items(p));
+                          static_cast<int>(16 / dtype_size(p.x.dtype)));
 }
 
-template <class T, bool kFloat8>
-void launch_registers(const RowNormForward& p, const Launch& launch, const Args<T>& args) {
-  constexpr int kMostItems = kFloat8 ? 4 : 8;
+template <class T>
+bool is_plain(const RowNormForward& p, const Args<T>& args) {
+  const RowParameter<T> weight(args.weight), bias(args.bias);
+  const auto beside = [](const MixedView<T>& view) {
+    return !view || (view.wide && view.index.is_flat());
+  };
+  return are_plain({&p.x, &p.residual, &p.residual_out, &p.y}, p.axis) && weight.data &&
+         weight.vector && bias.vector && (!bias.data || weight.wide == bias.wide) &&
+         beside(args.mean) && beside(args.rstd);
+}
+
+template <class T>
+void launch_plain(const Args<T>& args, const RowPlan& plan, void* stream) {
+  using Acc = Accumulator<T>;
   const auto& rows = args.elements.rows;
-  const RowPlan plan = plan_row(args.elements.row.numel, kPiece<T>, kMostItems);
-  const auto kernel = pick_row_kernel<kMostItems>(plan, [&]<int kItems, bool kBlocks>() {
-    return row_norm_forward_registers_kernel<T, kItems, kBlocks, kFloat8>;
+  const auto stride = [&](int tensor) { return rows.ndim ? rows.stride[tensor][0] : 0; };
+  const auto beside = [](const MixedView<T>& view) { return static_cast<Acc*>(view.data); };
+  const auto n = static_cast<int>(args.elements.row.numel);
+  const PlainArgs<T> plain{args.x,
+                           args.residual,
+                           args.residual_out,
+                           args.y,
+                           RowParameter<T>(args.weight),
+                           RowParameter<T>(args.bias),
+                           beside(args.mean),
+                           beside(args.rstd),
+                           args.scale_out,
+                           args.largest,
+                           rows.numel,
+                           stride(0),
+                           stride(1),
+                           stride(2),
+                           stride(3),
+                           n,
+                           plan.size,
+                           1 / static_cast<Acc>(n),
+                           static_cast<Acc>(args.eps),
+                           static_cast<Acc>(args.weight_offset),
+                           args.rms,
+                           args.float8,
+                           args.y_dtype == DType::kFloat8E5M2};
+  const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
+    return row_norm_forward_plain_kernel<T, kItems, kBlocks>;
   });
-  const Aligns align{row_alignment(p.x.data, rows, 0, sizeof(T)),
-                     row_alignment(p.residual.data, rows, 1, sizeof(T)),
-                     row_alignment(p.residual_out.data, rows, 2, sizeof(T)),
-                     row_alignment(p.y.data, rows, 3, kFloat8 ? 1 : sizeof(T))};
-  launch_rows(kernel, plan, rows.numel, launch.stream, args,
-              RowParameter<T>(args.weight, p.weight_offset), RowParameter<T>(args.bias),
-              1 / static_cast<Accumulator<T>>(args.elements.row.numel), plan.size, align);
+  launch_rows(kernel, plan, rows.numel, stream, plain);
 }
 
 template <class T>
 void launch_forward_registers(const RowNormForward& p, const Launch& launch) {
   launch_with_amax<T>(p, launch, [&](const Args<T>& args) {
+    const auto& rows = args.elements.rows;
+    const RowPlan plan = plan_row(args.elements.row.numel, kPiece<T>);
     if constexpr (sizeof(T) < 8) {
-      if (is_float8(p.y.dtype)) return launch_registers<T, true>(p, launch, args);
+      if (is_plain(p, args)) return launch_plain(args, plan, launch.stream);
     }
-    launch_registers<T, false>(p, launch, args);
+    const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
+      return row_norm_forward_registers_kernel<T, kItems, kBlocks>;
+    });
+    const int y_bytes = static_cast<int>(dtype_size(p.y.dtype));
+    const Aligns align{row_alignment(p.x.data, rows, 0, sizeof(T)),
+                       row_alignment(p.residual.data, rows, 1, sizeof(T)),
+                       row_alignment(p.residual_out.data, rows, 2, sizeof(T)),
+                       row_alignment(p.y.data, rows, 3, y_bytes)};
+    launch_rows(kernel, plan, rows.numel, launch.stream, args, RowParameter<T>(args.weight),
+                RowParameter<T>(args.bias),
+                1 / static_cast<Accumulator<T>>(args.elements.row.numel), plan.size, align);
   });
 }
 

@@ -180,8 +180,9 @@ struct RowPieces {
     }
     piece[i].forget();
   }
-  // The sum of f(element, its number k) over this thread's elements of a row of n.
-  template <bool kBlocks, class F>
+  // f(f(f(0, element), element), ...) of each piece's elements of a row of n; their sum. kWhole: see
+  // load.
+  template <bool kWhole = false, bool kBlocks, class F>
   __device__ __forceinline__ Accumulator<T> sum(const RowTeam<kBlocks>& team, int n, F&& f) const {
     Accumulator<T> total = 0;
 #pragma unroll
@@ -189,12 +190,12 @@ struct RowPieces {
       const int first = place(team, i * kPiece<T>);
       Accumulator<T> part = 0;
 #pragma unroll
-      for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) part += f(get(k), k);
-      if (n % kPiece<T> != 0 && first + kPiece<T> > n) {
+      for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) part = f(part, get(k));
+      if (!kWhole && n % kPiece<T> != 0 && first + kPiece<T> > n) {
         part = 0;
 #pragma unroll
         for (int k = i * kPiece<T>; k < (i + 1) * kPiece<T>; ++k) {
-          if (place(team, k) < n) part += f(get(k), k);
+          if (place(team, k) < n) part = f(part, get(k));
         }
       }
       total += first < n ? part : 0;
@@ -330,14 +331,12 @@ struct RowParameter {
   const void* data = nullptr;
   bool wide = true;    // of type Acc
   bool vector = true;  // lies at a multiple of 16 bytes
-  Acc offset = 0;      // added to each that is not absent
 
   RowParameter() = default;
-  explicit RowParameter(const MixedView<T>& view, double offset_ = 0)
+  explicit RowParameter(const MixedView<T>& view)
       : data(view.data),
         wide(view.wide),
-        vector(reinterpret_cast<uintptr_t>(view.data) % 16 == 0),
-        offset(static_cast<Acc>(offset_)) {}
+        vector(reinterpret_cast<uintptr_t>(view.data) % 16 == 0) {}
 
   // Those of the piece that begins at column `first`; `absent` behind the last.
   __device__ __forceinline__ void load(int first, int n, Acc absent, Acc (&v)[kPiece<T>]) const {
@@ -359,10 +358,15 @@ struct RowParameter {
     } else {
       take(narrows, v);
     }
-    if (offset != 0) {
+  }
+  // The same of those that are there, a `vector` of type Acc (kWide) or T, of whole pieces: without
+  // branches. Behind the last anything.
+  template <bool kWide>
+  __device__ __forceinline__ void load_whole(int first, int n, Acc (&v)[kPiece<T>]) const {
+    using Element = std::conditional_t<kWide, Acc, T>;
+    const auto* from = static_cast<const Element*>(data) + (first < n ? first : 0);
 #pragma unroll
-      for (int e = 0; e < kPiece<T>; ++e) v[e] += offset;
-    }
+    for (int e = 0; e < kPiece<T>; e += kPiece<Element>) take(from + e, v + e);
   }
 
  private:

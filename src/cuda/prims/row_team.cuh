@@ -25,7 +25,8 @@ inline constexpr int kPiece = 16 / sizeof(T);  // elements
 inline constexpr int kRowThreads = 512;
 template <class T>
 inline constexpr int kRowBlocks = sizeof(T) == 8 ? 1 : 2;
-inline constexpr int kMaxRowBlocks = 8;  // of a cluster that shares a row (Hopper)
+inline constexpr int kMaxTeamThreads = 1024;  // of kernels with a block of their own size
+inline constexpr int kMaxRowBlocks = 8;       // of a cluster that shares a row (Hopper)
 // Of a team within a warp, at most. Every target's warps have so many; their width is not known on
 // the host.
 inline constexpr int kRowLanes = 32;
@@ -138,8 +139,8 @@ struct RowTeam {
   // team. All threads of the block must call it.
   template <class T>
   __device__ __forceinline__ T sum_teams(T v) const {
-    __shared__ T slot[kRowThreads];
-    for (int mask = size; mask < kRowLanes; mask *= 2) v += shuffle_xor(v, mask);
+    __shared__ T slot[kMaxTeamThreads];
+    for (int mask = size; mask < kRowLanes; mask *= 2) v = v + shuffle_xor(v, mask);
     const int group = size < kRowLanes ? kRowLanes : size;  // threads that v now stands for
     const int threads = blockDim.x, thread = threadIdx.x;
     if (kBlocks || group >= threads) return v;
@@ -147,7 +148,7 @@ struct RowTeam {
     slot[thread] = v;
     __syncthreads();
     if (thread < group) {
-      for (int other = thread + group; other < threads; other += group) v += slot[other];
+      for (int other = thread + group; other < threads; other += group) v = v + slot[other];
     }
     return v;
   }
@@ -163,7 +164,7 @@ struct RowTeam {
   // barrier does for each call.
   template <class T, class F>
   __device__ __forceinline__ T reduce_block(T v, F&& over_lanes) {
-    __shared__ T partial[2][kRowThreads / kRowLanes];
+    __shared__ T partial[2][kMaxTeamThreads / kRowLanes];
     const int warp = threadIdx.x / kWarpSize;
     if (threadIdx.x % kWarpSize == 0) partial[turn][warp] = v;
     __syncthreads();
