@@ -206,7 +206,7 @@ struct Aligns {
 
 // Rows at any strides and addresses. share: 1 / n.
 template <class T, int kItems, bool kBlocks>
-__global__ void __launch_bounds__(kRowThreads, (kItems == 8 ? 1 : kRowBlocks<T>))
+__global__ void __launch_bounds__(kRowThreads, (kItems >= 4 ? 1 : kRowBlocks<T>))
     row_norm_forward_registers_kernel(const Args<T> args, RowParameter<T> weight,
                                       RowParameter<T> bias, Accumulator<T> share, int team_size,
                                       Aligns align) {
@@ -270,7 +270,7 @@ struct PlainArgs {
 };
 
 template <class T, int kItems, bool kBlocks>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
+__global__ void __launch_bounds__(kRowThreads, (kItems == 8 ? 1 : kRowBlocks<T>))
     row_norm_forward_plain_kernel(const PlainArgs<T> args) {
   using Acc = Accumulator<T>;
   RowTeam<kBlocks> team(args.team_size);
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       // More parameters at once would not fit the registers.
-      if (kFloat8 || kItems == 8 || i % 2 == 0) team.forget();
+      if (kFloat8) team.forget();
       Acc w[kPiece<T>], b[kPiece<T>] = {};
       const int first = row.place(team, i * kPiece<T>);
       args.weight.template load_whole<kWide>(first, n, w);
