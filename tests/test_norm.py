@@ -10,8 +10,10 @@ import dlkern
 
 def normalized_f64(x, axes, eps, rms=False):
     """xhat, mean and rstd, with the axes kept."""
-    mean = 0 * x.mean(axes, keepdims=True) if rms else x.mean(axes, keepdims=True)
-    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(axes, keepdims=True) + eps)
+    # In float64 NumPy's own sum along outer axes would be less exact than what is tested.
+    mean = x.mean(axes, dtype=np.longdouble, keepdims=True).astype(float) * (not rms)
+    variance = ((x - mean) ** 2).mean(axes, dtype=np.longdouble, keepdims=True).astype(float)
+    rstd = 1 / np.sqrt(variance + eps)
     return (x - mean) * rstd, mean, rstd
 
 

@@ -395,7 +395,7 @@ const char* row_norm_not_in_registers(const RowNormBackward& p) {
   if (columns_of(p.x, p.axis) > INT32_MAX / 2 || rows_of(p.x, p.axis) > INT32_MAX) {
     return "too many rows or columns";
   }
-  return nullptr;
+  return rows_of(p.x, p.axis) == 0 ? "there are no rows" : nullptr;
 }
 
 #if defined(__CUDACC__)
@@ -417,7 +417,7 @@ void launch_registers(const RowNormBackward& p, const Launch& launch) {
   const Args<T> args(p);
   const auto& rows = args.elements.rows;
   const int64_t n = args.elements.row.numel;
-  if (rows.numel == 0 || n == 0) return;
+  if (n == 0) return;
   const BackwardPlan plan(p);
   const Aligns align{row_alignment(p.dy.data, rows, 0, sizeof(T)),
                      row_alignment(p.x.data, rows, 1, sizeof(T)),
