@@ -31,10 +31,10 @@ typedef struct dlk_embedding_params {
 /* dweight[v, :] = sum of dy[i, :] over all i with ids[i] = v
  *
  * dy is as y above; dweight is [V, D], of dy's dtype or, beside 16-bit dy, float32. Sums are kept in
- * float32 (float64 for float64), in the order of i in pieces of 256; a row's bits depend on its own
+ * float32 (float64 for float64), in the order of i in pieces of 64; a row's bits depend on its own
  * dy alone. At most 2^31 - 1 ids and rows. On a GPU the ids are sorted first: the workspace takes
  * 24 bytes for each id and the counts of the sort, 4 for each row, and those of 2 rows of sums for
- * 256 ids. */
+ * 64 ids. */
 DLK_API dlk_status_t dlk_embedding_backward(const DLTensor* dy, const DLTensor* ids,
                                             const DLTensor* dweight,
                                             const dlk_embedding_params* params,

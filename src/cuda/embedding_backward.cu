@@ -1,12 +1,12 @@
 // The gradient of an embedding: dweight[v] = sum of dy[i] over all i with ids[i] = v.
 //
 // The ids are sorted with their positions (prims/sort.cuh; equal ones stay in order), and the first of
-// each row of the table is looked up. Then threads take units of up to 16 bytes of the table's rows in
-// order, and sum the dy of a row's ids one after the other; rows without any become 0. What more than
-// kEmbeddingPiece ids share is summed in pieces of so many first, by blocks of their own, so that no
-// thread has a long way to go: of kEmbeddingPiece neighbours in the sorted order at most one begins a
-// later piece of such a row and at most one the first piece of the next, which tells where the sums of
-// pieces lie. Bound by memory, for large tables by that of writing dweight. Sums in float32 (float64
+// each row of the table is looked up. Then teams of threads share the table's rows, in units of up to
+// 16 bytes, and sum the dy of a row's ids one after the other; rows without any become 0. What more
+// than kEmbeddingPiece ids share is summed in pieces of so many first, by blocks of their own, so that
+// no thread has a long way to go: of kEmbeddingPiece neighbours in the sorted order at most one begins
+// a later piece of such a row and at most one the first piece of the next, which tells where the sums
+// of pieces lie. Bound by memory, for large tables by that of writing dweight. Sums in float32 (float64
 // for float64), in an order that depends on the row's own ids alone.
 #include <algorithm>
 #include <bit>
@@ -24,7 +24,10 @@ using namespace gpu;
 
 constexpr int kThreads = 256;
 constexpr int kPiece = kEmbeddingPiece;
-static_assert(kPiece == kThreads);
+
+constexpr int kRowThreadsBits = 7, kRowThreads = 1 << kRowThreadsBits;  // that sum rows
+static_assert(kPiece <= kRowThreads);
+constexpr int kManyUnits = 2;  // of a thread, where rows have more units than a block has threads
 
 // Where the parts of the workspace begin, in bytes.
 struct Workspace {
@@ -97,6 +100,18 @@ struct alignas(sizeof(T) * W < 16 ? sizeof(T) * W : 16) Columns {
   T v[W];
 };
 
+// A thread's units of W columns of a row: the first one's number, and how far they are apart.
+template <int W, int kUnits>
+struct Units {
+  int64_t first;
+  int step;
+
+  __device__ __forceinline__ int64_t column(int u) const { return (first + u * step) * W; }
+  __device__ __forceinline__ bool inside(int u, int64_t columns) const {
+    return column(u) < columns;
+  }
+};
+
 template <class T, class G>
 struct Sums {
   using Acc = Accumulator<T>;
@@ -112,23 +127,31 @@ struct Sums {
   int64_t count;  // of keys
   bool accumulate, by_freq;
 
-  // sum += the dy of the keys from begin on, below end, at columns c to c + W - 1.
-  template <int W>
-  __device__ void add(int64_t begin, int64_t end, int64_t c, Acc (&sum)[W]) const {
-    constexpr int kAtOnce = 4;
-    const T* from = dy + c * dy_step;
+  // sum[u] += the dy of the keys from begin on, below end, at the W columns of unit u of this thread.
+  template <int W, int kUnits>
+  __device__ __forceinline__ void add(int64_t begin, int64_t end, const Units<W, kUnits>& units,
+                                      Acc (&sum)[kUnits][W]) const {
+    constexpr int kAtOnce = kUnits == 1 ? 8 : 4;
     for (; begin < end; begin += kAtOnce) {
-      Columns<T, W> v[kAtOnce];
+      Columns<T, W> v[kAtOnce][kUnits];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (begin + i < end)
-          v[i] = *reinterpret_cast<const Columns<T, W>*>(from + place[begin + i]);
+        const T* from = dy + (begin + i < end ? place[begin + i] : 0);
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) {
+          if (begin + i < end && units.inside(u, columns)) {
+            v[i][u] = *reinterpret_cast<const Columns<T, W>*>(from + units.column(u) * dy_step);
+          }
+        }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
-        for (int k = 0; k < W; ++k) {
-          if (begin + i < end) sum[k] += static_cast<Acc>(v[i].v[k]);
+        for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+          for (int k = 0; k < W; ++k) {
+            if (begin + i < end) sum[u][k] += static_cast<Acc>(v[i][u].v[k]);
+          }
         }
       }
     }
@@ -136,19 +159,32 @@ struct Sums {
   __device__ Acc* piece_at(int64_t begin, bool is_first) const {
     return pieces + (begin / kPiece * 2 + is_first) * columns;
   }
+  template <int W, int kUnits>
+  __device__ __forceinline__ void add_piece(int64_t begin, bool is_first,
+                                            const Units<W, kUnits>& units,
+                                            Acc (&sum)[kUnits][W]) const {
+    const Acc* piece = piece_at(begin, is_first);
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) {
+        if (units.inside(u, columns)) sum[u][k] += piece[units.column(u) + k];
+      }
+    }
+  }
   __device__ int64_t ids_of(int64_t row) const {
     return row == padding ? 0 : first[row + 1] - first[row];
   }
 };
 
 template <class T, class G, int W>
-__global__ void __launch_bounds__(kThreads) sum_pieces_kernel(Sums<T, G> s) {
+__global__ void __launch_bounds__(kRowThreads) sum_pieces_kernel(Sums<T, G> s) {
   using Acc = Accumulator<T>;
   __shared__ int64_t begin[2], end[2];
   if (threadIdx.x < 2) begin[threadIdx.x] = -1;
   __syncthreads();
   const int64_t j = int64_t{blockIdx.x} * kPiece + threadIdx.x;
-  const int64_t row = j < s.count ? s.keys[j] : s.rows;
+  const int64_t row = threadIdx.x < kPiece && j < s.count ? s.keys[j] : s.rows;
   if (row < s.rows && s.ids_of(row) > kPiece && (j - s.first[row]) % kPiece == 0) {
     const bool is_first = j == s.first[row];
     begin[is_first] = j;
@@ -157,53 +193,68 @@ __global__ void __launch_bounds__(kThreads) sum_pieces_kernel(Sums<T, G> s) {
   __syncthreads();
   for (int i = 0; i < 2; ++i) {
     if (begin[i] < 0) continue;
-    for (int64_t c = threadIdx.x * W; c < s.columns; c += kThreads * W) {
-      Acc sum[W] = {};
-      s.template add<W>(begin[i], end[i], c, sum);
+    for (Units<W, 1> units{threadIdx.x, 0}; units.inside(0, s.columns);
+         units.first += kRowThreads) {
+      Acc sum[1][W] = {};
+      s.add(begin[i], end[i], units, sum);
 #pragma unroll
-      for (int k = 0; k < W; ++k) s.piece_at(begin[i], i)[c + k] = sum[k];
+      for (int k = 0; k < W; ++k) s.piece_at(begin[i], i)[units.column(0) + k] = sum[0][k];
     }
   }
 }
 
-template <class T, class G, int W>
-__global__ void __launch_bounds__(kThreads) sum_rows_kernel(Sums<T, G> s, FastDiv units) {
+// Each row is cut into `slabs` slabs, one for each `1 << lanes_bits` neighbouring threads, of kUnits
+// units for each of them.
+template <class T, class G, int W, int kUnits>
+__global__ void __launch_bounds__(kRowThreads)
+    sum_rows_kernel(const DLK_GRID_CONSTANT Sums<T, G> s, FastDiv slabs, int lanes_bits) {
   using Acc = Accumulator<T>;
-  const int64_t unit = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t row = units(unit), c = (unit - row * units.divisor()) * W;
+  const int lanes = 1 << lanes_bits, rank = threadIdx.x & (lanes - 1);
+  const int64_t slab =
+      int64_t{blockIdx.x} * (kRowThreads >> lanes_bits) + (threadIdx.x >> lanes_bits);
+  const int64_t row = slabs(slab);
   if (row >= s.rows) return;
+  const Units<W, kUnits> units{(slab - row * slabs.divisor()) * kUnits * lanes + rank, lanes};
   const int64_t n = s.ids_of(row), begin = s.first[row];
   if (n == 0 && s.accumulate) return;
-  Acc sum[W] = {};
+  Acc sum[kUnits][W] = {};
   if (n <= kPiece) {
-    s.template add<W>(begin, begin + n, c, sum);
+    s.add(begin, begin + n, units, sum);
   } else {
-    for (int64_t at = 0; at < n; at += kPiece) {
-      const Acc* piece = s.piece_at(begin + at, at == 0) + c;
+#pragma unroll 4
+    for (int64_t at = 0; at < n; at += kPiece) s.add_piece(begin + at, at == 0, units, sum);
+  }
 #pragma unroll
-      for (int k = 0; k < W; ++k) sum[k] += piece[k];
+  for (int u = 0; u < kUnits; ++u) {
+    if (!units.inside(u, s.columns)) continue;
+    auto* to =
+        reinterpret_cast<Columns<G, W>*>(s.dweight + row * s.pitch + units.column(u) * s.step);
+    Columns<G, W> v;
+    if (s.accumulate) v = *to;
+#pragma unroll
+    for (int k = 0; k < W; ++k) {
+      if (s.by_freq && n > 0) sum[u][k] /= static_cast<Acc>(n);
+      v.v[k] = static_cast<G>(s.accumulate ? static_cast<Acc>(v.v[k]) + sum[u][k] : sum[u][k]);
     }
+    *to = v;
   }
-  auto* to = reinterpret_cast<Columns<G, W>*>(s.dweight + row * s.pitch + c * s.step);
-  Columns<G, W> v;
-  if (s.accumulate) v = *to;
-#pragma unroll
-  for (int k = 0; k < W; ++k) {
-    if (s.by_freq && n > 0) sum[k] /= static_cast<Acc>(n);
-    v.v[k] = static_cast<G>(s.accumulate ? static_cast<Acc>(v.v[k]) + sum[k] : sum[k]);
-  }
-  *to = v;
 }
 
 template <class T, class G, int W>
 void launch_sums(const Sums<T, G>& s, const Launch& launch) {
   if (s.count > kPiece) {
     launch_kernel(sum_pieces_kernel<T, G, W>, static_cast<unsigned>(ceil_div(s.count, kPiece)),
-                  kThreads, 0, launch.stream, s);
+                  kRowThreads, 0, launch.stream, s);
   }
   const int64_t units = s.columns / W;
-  launch_kernel(sum_rows_kernel<T, G, W>, static_cast<unsigned>(ceil_div(s.rows * units, kThreads)),
-                kThreads, 0, launch.stream, s, FastDiv(units));
+  const bool many = units > kRowThreads;
+  const int lanes_bits =
+      many ? kRowThreadsBits
+           : std::bit_width(static_cast<uint64_t>(std::max<int64_t>(units, 1) - 1));
+  const int64_t slabs = many ? ceil_div(units, kRowThreads * kManyUnits) : 1;
+  launch_kernel(many ? sum_rows_kernel<T, G, W, kManyUnits> : sum_rows_kernel<T, G, W, 1>,
+                static_cast<unsigned>(ceil_div(s.rows * slabs, kRowThreads >> lanes_bits)),
+                kRowThreads, 0, launch.stream, s, FastDiv(slabs), lanes_bits);
 }
 
 // Whether W columns at a time are one access on both sides.

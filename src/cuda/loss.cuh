@@ -152,6 +152,20 @@ struct Spread {
       }
     }
   }
+  // The same of whole pieces where all weights are 1.
+  template <int kItems, bool kBlocks>
+  __device__ __forceinline__ void add(RowPieces<T, kItems>& row, const RowTeam<kBlocks>& team,
+                                      int n, Acc shift) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      row.piece[i].forget();
+      if (row.place(team, i * kPiece<T>) >= n) continue;
+#pragma unroll
+      for (int e = 0; e < kPiece<T>; ++e) {
+        add(Acc(1), static_cast<Acc>(row.get(i * kPiece<T> + e)), shift);
+      }
+    }
+  }
   template <class Reduce>
   __device__ __forceinline__ void reduce(Reduce&& sum_of_team) {
     weights = sum_of_team(weights);
@@ -266,7 +280,8 @@ inline const char* weights_not_in_pieces(const CrossEntropy& p) {
 // Whether rows need none of what kernels' plain instances leave out.
 template <class T>
 bool is_plain(const Rows<T>& rows, int align) {
-  return rows_are_plain(rows.index, rows.classes, kPiece<T>, align) && !rows.smooth;
+  const bool weighted = rows.smooth && rows.weight;
+  return rows_are_plain(rows.index, rows.classes, kPiece<T>, align) && !weighted;
 }
 
 // ---- Rows walked by groups of threads (prims/rows.cuh) -------------------------------------------

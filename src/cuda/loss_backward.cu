@@ -193,7 +193,7 @@ template <class T>
 void launch_registers(const CrossEntropyBackward& p, const Launch& launch) {
   run<T>(p, launch, [&](const Rows<T>& rows, int align, int out_align) {
     const RowPlan plan = plan_row(rows.classes, kPiece<T>);
-    const bool plain = is_plain(rows, std::min(align, out_align));
+    const bool plain = is_plain(rows, std::min(align, out_align)) && !rows.smooth;
     const auto kernel = pick_row_kernel(plan, plain, [&]<int kItems, bool kBlocks, bool kPlain>() {
       return cross_entropy_backward_registers_kernel<T, kItems, kBlocks, kPlain>;
     });

@@ -1,7 +1,7 @@
 // Cross entropy of logits against class labels; the formula is in loss.cuh.
 //
 // Layout: C classes at some stride; all other dimensions together are the rows. Neighbouring classes
-// are read once: up to 32 KB of them stay in the registers of a block or a part of it, more go
+// are read once: up to 16 KB of them stay in the registers of a block or a part of it, more go
 // through a block in chunks (online softmax). Other
 // rows are walked by one group of threads, twice with smoothing. The rows' losses,
 // and the sum of their weights, are summed by a two-stage reduction (prims/columns.cuh). Sums in
@@ -23,8 +23,8 @@ constexpr int kMostItems = 4;  // pieces of a thread
 
 // ---- Rows in registers -------------------------------------------------------------------------
 
-// kPlain: rows of whole pieces at multiples of 16 bytes and one stride apart, no smoothing. The row's
-// loads do not wait for the label.
+// kPlain: rows of whole pieces at multiples of 16 bytes and one stride apart, no smoothing by class
+// weights. The row's loads do not wait for the label.
 template <class T, int kItems, bool kPlain>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     cross_entropy_registers_kernel(const DLK_GRID_CONSTANT Rows<T> rows, int team_size, int align) {
@@ -42,8 +42,12 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   target.load(rows, x);
   const auto sums = softmax_sums(team, row, SoftmaxExp<T>());
   Spread<T> spread;
-  if (!kPlain && rows.smooth) {
-    spread.add(row, rows.smooth_weight, team, 0, n, sums.max);
+  if (rows.smooth) {
+    if constexpr (kPlain) {
+      spread.add(row, team, n, sums.max);
+    } else {
+      spread.add(row, rows.smooth_weight, team, 0, n, sums.max);
+    }
     spread.reduce([&](Acc v) { return team.reduce(v, Sum{}, Acc(0)); });
   }
   if (there && team.rank == 0) rows.store_loss(team.row, at, loss_of(rows, target, sums, spread));
@@ -68,12 +72,17 @@ __global__ void __launch_bounds__(kChunkThreads)
   const auto sums = softmax_sums<kPlain>(
       team, x, rows.classes, align, SoftmaxExp<T>(),
       [&](Acc old, Acc now) {
-        if (!kPlain && rows.smooth) spread.move(old, now);
+        if (rows.smooth) spread.move(old, now);
       },
       [&](int64_t first, int count, RowChunk<T>& chunk, Acc now) {
-        if (!kPlain && rows.smooth) spread.add(chunk, rows.smooth_weight, team, first, count, now);
+        if (!rows.smooth) return;
+        if constexpr (kPlain) {
+          spread.add(chunk, team, count, now);
+        } else {
+          spread.add(chunk, rows.smooth_weight, team, first, count, now);
+        }
       });
-  if (!kPlain && rows.smooth) spread.reduce([&](Acc v) { return team.reduce(v, Sum{}, Acc(0)); });
+  if (rows.smooth) spread.reduce([&](Acc v) { return team.reduce(v, Sum{}, Acc(0)); });
   if (team.rank == 0) {
     target.load(rows, x);
     rows.store_loss(team.row, at, loss_of(rows, target, sums, spread));
@@ -146,12 +155,12 @@ void launch_walked(const CrossEntropyForward& p, const Launch& launch) {
   });
 }
 
-// Nothing but the row's loss is written: chunks are quicker than many registers or a cluster's.
+// Nothing but the row's loss is written: chunks are quicker than a large block or a cluster.
 const char* not_in_a_block(const CrossEntropyForward& p) {
   if (const char* reason = not_in_registers({&p.logits}, p.axis, kMostItems)) return reason;
   const int piece = static_cast<int>(16 / dtype_size(p.logits.dtype));
-  const bool shared = plan_row(p.classes(), piece, kMostItems).blocks() > 1;
-  return shared ? "rows are too long for a block" : nullptr;
+  const RowPlan plan = plan_row(p.classes(), piece, kMostItems);
+  return plan.size > kChunkThreads ? "rows are long enough for chunks" : nullptr;
 }
 
 constexpr Impl<CrossEntropyForward> kForward[] = {

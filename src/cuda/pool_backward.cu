@@ -429,15 +429,20 @@ __device__ __forceinline__ void stage_gradients(const AvgGradient<T>& gradient, 
   using Acc = Accumulator<T>;
   const PlanePart& from = tile.source;
   const T* const dy = gradient.dy.data + offset_of(gradient.dy, tile, from);
+  const Acc uniform = gradient.uniform != 0 ? gradient.uniform : Acc(1);
   for_runs(tiles, from, [&](int run, int offset, int length) {
-#pragma unroll 4
+#pragma unroll 8
     for (int i = threadIdx.x; i < length; i += kPlaneThreads) {
-      Acc factor = gradient.uniform;
-      if (factor == 0) {
-        const PlanePlace o = window_place(tiles, from, run, i);
-        factor = gradient.factor(s, PoolPlace<int>{0, 0, o.d, o.h, o.w});
-      }
-      windows[run * length + i] = gradient.value(static_cast<Acc>(dy[offset + i]), factor);
+      windows[run * length + i] = gradient.value(static_cast<Acc>(dy[offset + i]), uniform);
+    }
+  });
+  if (gradient.uniform != 0) return;
+  for_runs(tiles, from, [&](int run, int, int length) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < length; i += kPlaneThreads) {  // those that this thread has written
+      const PlanePlace o = window_place(tiles, from, run, i);
+      Acc& window = windows[run * length + i];
+      window = gradient.value(window, gradient.factor(s, PoolPlace<int>{0, 0, o.d, o.h, o.w}));
     }
   });
 }

@@ -350,18 +350,26 @@ template <class T, int K, int S, class Op, class Cell>
 __device__ __forceinline__ void take_strip(const Op& op, Cell (&cells)[kStrip<K>], const T* first,
                                            int width, const RangeOf<int>& rows,
                                            const RangeOf<int>& columns, int kd) {
+  constexpr int kRows = (kStrip<K> - 1) * S + K;
   const Accumulator<T> padding = static_cast<Accumulator<T>>(Op::padding());
+  T v[kRows][K];  // all loads at once, of rows outside from the nearest one
 #pragma unroll
-  for (int r = 0; r < (kStrip<K> - 1) * S + K; ++r) {
+  for (int r = 0; r < kRows; ++r) {
+    const T* row = first + min(max(r, rows.begin), rows.end - 1) * width;
+#pragma unroll
+    for (int kw = 0; kw < K; ++kw) v[r][kw] = row[kw];
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
     if (r < rows.begin || r >= rows.end) continue;
     Cell row;
     row.begin(0, label_of(op, 0, 0, columns.begin));
     row.begin_row();
 #pragma unroll
     for (int kw = 0; kw < K; ++kw) {
-      const auto v = static_cast<Accumulator<T>>(first[r * width + kw]);
-      row.take(op, 0, kw >= columns.begin && kw < columns.end ? v : padding,
-               label_of(op, 0, 0, kw));
+      const bool inside = kw >= columns.begin && kw < columns.end;
+      const auto tap = inside ? static_cast<Accumulator<T>>(v[r][kw]) : padding;
+      row.take(op, 0, tap, label_of(op, 0, 0, kw));
     }
     row.end_row();
 #pragma unroll

@@ -35,7 +35,7 @@ void check_id(int64_t id, int64_t rows, int64_t i);
 // The bits of the number 1 in a dtype.
 uint64_t bits_of_one(DType dtype);
 
-inline constexpr int64_t kEmbeddingPiece = 256;  // dy of one id that are summed in one go
+inline constexpr int64_t kEmbeddingPiece = 64;  // dy of one id that are summed in one go
 
 template <>
 ImplList<EmbeddingForward> cpu_impls<EmbeddingForward>();
