@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 import dlkern
 

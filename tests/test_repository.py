@@ -36,12 +36,13 @@ def files_of(pattern: str, family: str) -> list[Path]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_is_complete(family):
     patterns = files_of_a_family()
-    assert len(patterns) == 8
+    assert len(patterns) == 9
     missing = [p.replace("<op>", family) for p in patterns if not files_of(p, family)]
     for umbrella, line in (
         ("include/dlkern/dlkern.h", f"#include <dlkern/{family}.h>"),
         ("src/pyx/_dlkern.pyx", f'include "{family}.pxi"'),
         ("dlkern/__init__.py", f"from dlkern.{family} import"),
+        ("dlkern/torch/_ops/__init__.py", f"    {family},"),
     ):
         if line not in (ROOT / umbrella).read_text():
             missing.append(f"{umbrella}: {line}")

@@ -1,0 +1,202 @@
+"""The gradient of an operator, from the steps that its row names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import _C
+from torch._library.autograd import supports_tensorlist
+
+from dlkern.torch._op import Step, use
+
+if TYPE_CHECKING:
+    from dlkern.torch._registry import Operator
+
+_SECOND = "second derivatives are not supported here (create_graph=True)"
+_TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
+
+
+# What arguments of backward ops are that are no inputs of the forward.
+_DERIVED: dict[str, Callable[..., Any]] = {
+    "input_shape": lambda x: x.shape,
+    "shape": lambda x: x.shape,
+    "a_shape": lambda a: a.shape,
+    "b_shape": lambda b: b.shape,
+    "c_shape": lambda c: None if c is None else c.shape,
+    "mask_shape": lambda mask: None if mask is None else mask.shape,
+    "residual_shape": lambda residual: None if residual is None else residual.shape,
+    "weight_shape": lambda weight: weight.shape,
+    "num_embeddings": lambda weight: weight.shape[0],
+}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A step with the names under which it finds its arguments, and leaves its results."""
+
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+class Gradient:
+    """What an operator keeps of a forward call, and its backward."""
+
+    def __init__(self, operator: Operator, operators: dict[str, Operator]) -> None:
+        row = operator.row
+        self.operator = operator
+        self.saving = operators[row.saving] if row.saving else operator
+        self.constants: dict[str, Any] = {}
+        steps = [use(s) if isinstance(s, str) else s for s in row.backward]
+        self.calls = [self._call(step, operators) for step in steps]
+        # Input -> name of its gradient. That of an input y would be "dy", which may be another
+        # input: only what a step gives, or the row names, counts.
+        given = {r for call in self.calls for r in call.results}
+        own = {n: f"d{n}" for n in operator.inputs if f"d{n}" in given}
+        self.targets = own | dict(row.gradients)
+        asked = {a for call in self.calls for a in call.arguments}
+        self.flags = [(f"{n}_wanted", n) for n in operator.inputs if f"{n}_wanted" in asked]
+        self._plan_keeping(asked)
+        self.plans: dict[tuple[str, ...], list[_Call]] = {}
+
+    def _call(self, step: Step, operators: dict[str, Operator]) -> _Call:
+        if callable(step.function):
+            return _Call(step.function, tuple(step.arguments), step.results)
+        op = operators[step.function]
+        names = []
+        for n in op.inputs:
+            name = step.arguments.get(n, n)
+            if not isinstance(name, str):
+                self.constants[f"={name}"], name = name, f"={name}"
+            elif "bool" in op.types[n] and "Tensor" in self.operator.types.get(n, ""):
+                name = f"{n}_wanted"
+            names.append(name)
+        return _Call(op, tuple(names), step.results or op.outputs)
+
+    def _plan_keeping(self, asked: set[str]) -> None:
+        """Which of inputs, outputs and derived values, by their places in a row, are kept."""
+        operator, row = self.operator, self.operator.row
+        known = (*operator.inputs, *self.saving.outputs)
+        asked |= set(row.gradients.values())
+        place = {n: i for i, n in enumerate(known)}
+        self.derived = []
+        for n, function in (_DERIVED | dict(row.derived)).items():
+            arguments = tuple(inspect.signature(function).parameters)
+            if n in asked and all(a in known for a in arguments):
+                self.derived.append((function, [known.index(a) for a in arguments]))
+                place[n] = len(known) + len(self.derived) - 1
+        tensors = {n for n in known if operator.types.get(n, "Tensor") in _TENSOR_TYPES}
+        first = [n for n in place if n in asked and n in tensors]
+        others = [n for n in place if n in asked and n not in tensors]
+        self.tensors, self.others = [place[n] for n in first], [place[n] for n in others]
+        self.names = [*first, *others, *(f"d{o}" for o in self.saving.outputs)]
+        # Without steps all outputs count as differentiable, so that asking for it fails; and so do
+        # those that are only kept, which a second derivative would have to go through.
+        count = len(operator.outputs)
+        outputs = enumerate(self.saving.outputs)
+        unasked = [i for i, o in outputs if self.calls and f"d{o}" not in asked]
+        self.fixed = [i for i in unasked if i < count]
+        self.hidden = [i for i in unasked if i >= count]
+
+    def keep(self, ctx: Any, args: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+        values = (*args, *results)
+        values += tuple([f(*[values[i] for i in at]) for f, at in self.derived])
+        ctx.save_for_backward(*[values[i] for i in self.tensors])
+        ctx.others = [values[i] for i in self.others]
+        if self.fixed:
+            ctx.mark_non_differentiable(*[results[i] for i in self.fixed if results[i] is not None])
+        if self.saving is not self.operator:
+            ctx.set_materialize_grads(False)
+
+    def __call__(self, ctx: Any, flags: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Gradients of the inputs from those of the outputs; flags: which are needed."""
+        inputs = self.operator.inputs
+        if all(g is None for g in gradients):
+            return [None] * len(flags)
+        if any(gradients[i] is not None for i in self.hidden):
+            raise NotImplementedError(f"dlkern.torch.{self.operator.name}: {_SECOND}")
+        wanted = tuple([n for n, flag in zip(inputs, flags, strict=True) if _any(flag)])
+        pool = dict(zip(self.names, (*ctx.saved_tensors, *ctx.others, *gradients), strict=True))
+        pool.update(self.constants)
+        pool.update({flag: n in wanted for flag, n in self.flags})
+        for call in self._plan(wanted):
+            results = call.function(*[pool[a] for a in call.arguments])
+            pool.update(
+                zip(call.results, results, strict=True)
+                if len(call.results) > 1
+                else ((call.results[0], results),)
+            )
+        return [self._of(n, pool) if n in wanted else None for n in inputs]
+
+    def _plan(self, wanted: tuple[str, ...]) -> list[_Call]:
+        """The steps that somebody asks for."""
+        plan = self.plans.get(wanted)
+        if plan is None:
+            asked, plan = {self.targets.get(n) for n in wanted}, []
+            for call in reversed(self.calls):
+                if not asked.isdisjoint(call.results):
+                    asked.update(call.arguments)
+                    plan.insert(0, call)
+            self.plans[wanted] = plan
+        return plan
+
+    def _of(self, name: str, pool: dict[str, Any]) -> Any:
+        gradient = pool.get(self.targets.get(name, ""))
+        if gradient is None:
+            op = self.operator.name
+            message = f"dlkern.torch.{op} has no gradient with respect to {name}"
+            raise NotImplementedError(f"{message}: {_SECOND}" if "_backward" in op else message)
+        return gradient
+
+
+def _any(flag: Any) -> bool:
+    return any(flag) if isinstance(flag, (list, tuple)) else flag
+
+
+def function_of(operator: Operator, gradient: Gradient) -> Any:
+    """The autograd.Function of an operator, with all results of the saving one.
+
+    Its first argument is the keyset of the dispatcher, or None where that is not on the way.
+    """
+    saving = gradient.saving
+
+    def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+        if keyset is None:
+            results = saving.forward(*args)
+        else:
+            with _C._AutoDispatchBelowAutograd():
+                results = saving.overload.redispatch(keyset & _C._after_autograd_keyset, *args)
+        gradient.keep(ctx, args, results if isinstance(results, tuple) else (results,))
+        return results
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, *gradient(ctx, ctx.needs_input_grad[1:], gradients))
+
+    function = _function(operator, forward=forward, backward=backward)
+    return supports_tensorlist(function) if operator.has_lists else function
+
+
+def transformable_function_of(operator: Operator, gradient: Gradient) -> Any:
+    """The same for the transforms of torch.func, which want its context to be set up apart."""
+
+    def forward(*args: Any) -> Any:
+        return gradient.saving.overload(*args)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        gradient.keep(ctx, inputs, output if isinstance(output, tuple) else (output,))
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return tuple(gradient(ctx, ctx.needs_input_grad, gradients))
+
+    function = _function(operator, forward=forward, setup_context=setup_context, backward=backward)
+    function.generate_vmap_rule = True
+    return function
+
+
+def _function(operator: Operator, **methods: Callable[..., Any]) -> Any:
+    static = {name: staticmethod(method) for name, method in methods.items()}
+    return type(f"dlkern_{operator.name}", (torch.autograd.Function,), static)
