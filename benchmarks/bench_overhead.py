@@ -91,6 +91,39 @@ def torch_cases(device: str) -> Iterator[Case]:
     )
 
 
+def operator_cases(device: str) -> Iterator[Case]:
+    """Through dlkern.torch, without and with a gradient."""
+    import dlkern.torch as dkt
+
+    plain = [torch.randn(64, 64, device=device) for _ in range(3)]
+    x, weight, dy = plain[0].clone().requires_grad_(), plain[1].clone().requires_grad_(), plain[2]
+    functional = torch.nn.functional
+    ops: dict[str, tuple[Any, Any]] = {
+        "relu": (lambda x, w: dkt.relu(x), lambda x, w: torch.relu(x)),
+        "softmax": (lambda x, w: dkt.softmax(x), lambda x, w: torch.softmax(x, -1)),
+        "linear": (lambda x, w: dkt.linear(x, w), lambda x, w: functional.linear(x, w)),
+    }
+    for name, pair in ops.items():
+        contenders = dict(zip(("dlkern", "torch"), pair, strict=True))
+        yield Case(
+            f"dlkern.torch {name}",
+            {n: lambda f=f: f(plain[0], plain[1]) for n, f in contenders.items()},
+            group="dlkern.torch",
+        )
+        yield Case(
+            f"dlkern.torch {name}, recording",
+            {n: lambda f=f: f(x, weight) for n, f in contenders.items()},
+            group="dlkern.torch",
+        )
+        inputs = (x, weight) if name == "linear" else (x,)
+        yield Case(
+            f"dlkern.torch {name}, and backward",
+            {n: lambda f=f, i=inputs: torch.autograd.grad(f(x, weight), i, dy)
+             for n, f in contenders.items()},
+            group="dlkern.torch",
+        )  # fmt: skip
+
+
 def numpy_cases() -> Iterator[Case]:
     x = torch.randn(*SHAPE).numpy()
     y = x.copy()
@@ -125,6 +158,7 @@ def jax_cases(device: str) -> Iterator[Case]:
 
 def cases(device: str, quick: bool) -> Iterator[Case]:
     yield from torch_cases(device)
+    yield from operator_cases(device)
     if device == "cpu":
         yield from numpy_cases()
     if device == "cuda" and importlib.util.find_spec("cupy"):

@@ -439,7 +439,7 @@ __device__ __forceinline__ void stage_gradients(const AvgGradient<T>& gradient, 
   if (gradient.uniform != 0) return;
   for_runs(tiles, from, [&](int run, int, int length) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < length; i += kPlaneThreads) {  // those that this thread has written
+    for (int i = threadIdx.x; i < length; i += kPlaneThreads) {  // written by this thread itself
       const PlanePlace o = window_place(tiles, from, run, i);
       Acc& window = windows[run * length + i];
       window = gradient.value(window, gradient.factor(s, PoolPlace<int>{0, 0, o.d, o.h, o.w}));
