@@ -78,18 +78,24 @@ __device__ __forceinline__ Piece<T> load_part(const T* p, int low, int high,
   return piece;
 }
 
-// The first `count` elements of a piece to a place in shared memory from which this thread alone reads.
-// The copy may still be under way: wait_for_copies().
+// A piece to a place in shared memory from which this thread alone reads. The copy may still be under
+// way: wait_for_copies().
 template <class T>
-__device__ __forceinline__ void copy_piece(uint4* slot, const T* p, int count,
-                                           const Readable& readable) {
+__device__ __forceinline__ void copy_piece(uint4* slot, const T* p, int count, int align) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if (count >= kPiece<T> && reinterpret_cast<uintptr_t>(p) % 16 == 0) {
-    cp_async<16>(slot, p, 16);
+  if (count >= kPiece<T> && align >= 4) {
+    if (align == 16) {
+      cp_async<16>(slot, p, 16);
+    } else {
+      auto* to = reinterpret_cast<uint32_t*>(slot);
+      const auto* from = reinterpret_cast<const uint32_t*>(p);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) cp_async<4>(to + w, from + w, 4);
+    }
     return;
   }
 #endif
-  const Piece<T> piece = load_part(p, 0, count, readable);
+  const Piece<T> piece = load_piece(p, count, align);
   *slot = make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
 }
 __device__ __forceinline__ void wait_for_copies() {

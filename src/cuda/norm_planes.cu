@@ -76,7 +76,6 @@ struct Planes {
   FastDiv of_sample;  // sets of a sample; of batch norm all
   int64_t sample_stride[N], set_stride[N], segment_stride[N];
   int align[N];  // bytes of an access
-  Readable readable[N];
   // channel = number of the set in its sample * channels_of_set + segment * channels_of_segment
   int channels_of_set, channels_of_segment;
 };
@@ -206,13 +205,13 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 2 : 4)
     const T* x = args.x + thread.offset(0, unit);
     int slot = unit.slot;
     for (int i = unit.first; i < unit.end; i += step, slot += kThreads) {
-      copy_piece(slots + slot, x + i, unit.end - i, args.planes.readable[0]);
+      copy_piece(slots + slot, x + i, unit.end - i, args.planes.align[0]);
     }
     if (args.residual) {
       const T* r = args.residual + thread.offset(1, unit);
       slot = unit.slot;
       for (int i = unit.first; i < unit.end; i += step, slot += kThreads) {
-        copy_piece(residuals + slot, r + i, unit.end - i, args.planes.readable[1]);
+        copy_piece(residuals + slot, r + i, unit.end - i, args.planes.align[1]);
       }
     }
   });
@@ -309,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       const T* p = tensor + thread.offset(n, unit);
       int slot = unit.slot;
       for (int i = unit.first; i < unit.end; i += step, slot += kThreads) {
-        copy_piece(to + slot, p + i, unit.end - i, args.planes.readable[n]);
+        copy_piece(to + slot, p + i, unit.end - i, args.planes.align[n]);
       }
     };
     copy(slots, args.dy, 0);
@@ -428,7 +427,6 @@ Planes<N> planes_of(const SetShape& shape, const Tensor* const (&tensors)[N]) {
     const Tensor& t = *tensors[n];
     if (!t) continue;
     planar(t, shape.channel, p);
-    planes.readable[n] = Readable(t);
     planes.sample_stride[n] = shape.groups ? p.sample_stride : 0;
     planes.set_stride[n] = each * p.channel_stride;
     planes.segment_stride[n] = shape.groups ? p.channel_stride : p.sample_stride;
