@@ -395,6 +395,7 @@ const char* row_norm_not_in_registers(const RowNormForward& p) {
   }
   if (!is_row(p.weight) || !is_row(p.bias)) return kParameters;
   if (is_float8(p.y.dtype) && p.x.dtype == DType::kFloat64) return "x is float64, and y float8";
+  if (columns_of(p.x, p.axis) == 0) return "rows have no elements";
   return not_in_registers(rows_of(p.x, p.axis), columns_of(p.x, p.axis),
                           static_cast<int>(16 / dtype_size(p.x.dtype)));
 }
