@@ -21,7 +21,7 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kItems = 4;  // pieces of a thread, at most
+constexpr int kItems = 4;  // pieces of a thread
 
 template <class T>
 struct Args {
@@ -166,7 +166,7 @@ void launch(const SoftmaxForward& p, const Launch& launch) {
   const int vector_bytes = std::min<int>(16, kPiece<T> * sizeof(M));
   args.mask_in_vectors =
       args.mask_stride == 1 && row_alignment(args.mask, rows, 2, sizeof(M)) >= vector_bytes;
-  const RowPlan plan = plan_row(args.n, kPiece<T>, kItems);
+  const RowPlan plan = plan_row(args.n, kPiece<T>, kItems, kItems);
   launch_rows(plan.blocks() > 1 ? softmax_masked_registers_kernel<T, M, true>
                                 : softmax_masked_registers_kernel<T, M, false>,
               plan, args.rows.numel, launch.stream, args, plan.size);

@@ -53,11 +53,12 @@ struct RowPlan {
   int teams() const { return std::max(threads() / size, 1); }  // of a block
 };
 
-// most_items: 8, or 4 or 2 for kernels that hold more than a row in each thread.
-inline RowPlan plan_row(int64_t n, int piece, int most_items = 8) {
+// most_items: 8, or 4 or 2 for kernels that hold more than a row in each thread. least_items: as many
+// for kernels that always have so many, whose threads would be half empty with fewer.
+inline RowPlan plan_row(int64_t n, int piece, int most_items = 8, int least_items = 2) {
   const int64_t pieces = ceil_div(n, piece);
   const int suited = pieces <= 4 * kRowLanes ? 2 : pieces <= 4 * kRowThreads ? 4 : 8;
-  RowPlan plan{1, std::min(suited, most_items)};
+  RowPlan plan{1, std::clamp(suited, least_items, most_items)};
   const int most = kRowThreads * (clusters_of_rows() ? kMaxRowBlocks : 1);
   while (int64_t{plan.size} * plan.items < pieces && plan.size < most) plan.size *= 2;
   if (int64_t{plan.size} * plan.items < pieces) plan.size = 0;
