@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,7 +40,6 @@ class ElementwiseKernel:
         self._fresh = [name for name in self.outputs if name not in self.inputs]
         self._typed: dict[Any, Kernel] = {}
         self._launches: dict[Any, elementwise_cuda.Launch] = {}
-        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"dlkern.elementwise({self.code!r})"
@@ -166,10 +164,12 @@ class ElementwiseKernel:
 
     # ---- Backends --------------------------------------------------------------------------------
 
-    def _operands(self, call: Any, arrays: list[tuple[str, str]]) -> list[Operand]:
-        """Of the arrays, names and dtypes, in the order in which they were added."""
+    def _operands(
+        self, places: list[tuple[int, int, tuple[int, ...]]], arrays: list[tuple[str, str]]
+    ) -> list[Operand]:
+        """Of the places of a walk; arrays: names and dtypes in the order of their addition."""
         found: dict[int, Operand] = {}
-        for i, address, strides in call.walk()[2]:  # one that is updated in place comes twice
+        for i, address, strides in places:  # one that is updated in place comes twice
             name, dtype = arrays[i]
             is_read, is_written = name in self.inputs, name in self.outputs
             found[i] = Operand(i, name, dtype, is_read, is_written, address, strides)
@@ -204,8 +204,8 @@ class ElementwiseKernel:
         """None where nothing is to be run."""
         if _is_hip():
             raise NotImplementedError("elementwise: kernels on AMD GPUs are not compiled")
-        shape, numel, _ = call.walk()
-        operands = self._operands(call, arrays)
+        shape, numel, places = call.walk()
+        operands = self._operands(places, arrays)
         layout, told = elementwise_cuda.choose(shape, operands)
         if call.explains(f"nvrtc_{layout.way}", told) or numel == 0:
             return None
@@ -219,8 +219,8 @@ class ElementwiseKernel:
         arrays: list[tuple[str, str]],
         scalars: dict[str, tuple[str, Any]],
     ) -> None:
-        shape, numel, _ = call.walk()
-        operands = self._operands(call, arrays)
+        shape, numel, places = call.walk()
+        operands = self._operands(places, arrays)
         if call.explains("numpy_blocks", "numpy_blocks: chosen") or numel == 0:
             return
         fixed = {name: value for name, (_, value) in scalars.items()}

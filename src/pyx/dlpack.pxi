@@ -58,7 +58,8 @@ cdef inline bint needs_check(Framework framework, object array) except -1:
         return False
     if framework.strided is None or array.requires_grad or array.layout is not framework.strided:
         return True
-    return array.is_neg() or framework.forward_ad._current_level >= 0
+    return (array.is_neg() or array.is_conj()
+            or getattr(framework.forward_ad, "_current_level", 0) >= 0)
 
 
 cdef const DLPackExchangeAPI* find_api(const DLPackExchangeAPI* api) noexcept:

@@ -71,7 +71,7 @@ __device__ __forceinline__ uint32_t max_float16(uint32_t a, uint32_t b) {
   return pair;
 }
 
-// The same to float8, compute capability 8.9 and newer: beyond the largest finite number that.
+// Two numbers to float8, compute capability 8.9 and newer: beyond the largest finite number that.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 __device__ __forceinline__ uint16_t pack_e4m3(float low, float high) {
   uint16_t pair;
