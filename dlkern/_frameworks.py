@@ -34,8 +34,11 @@ class Adapter:
     #: Called as check(where, array) before an array is used, to refuse what DLPack would hide.
     check: Any = None
     #: Arrays can be read by CuPy's attributes, which is quicker than a capsule: data.ptr,
-    #: data.device_id, dtype.char, shape, strides.
+    #: data.device_id, dtype, shape, strides.
     has_attributes = False
+    #: Its dtypes are NumPy's. Those of ml_dtypes are exported as integers of their size, since
+    #: their arrays know no DLPack, or not of every type.
+    extends_numpy = False
     #: Where most arrays need no check: the layout of such an array and the module whose
     #: _current_level is negative outside forward-mode differentiation, both PyTorch's.
     plain: tuple[Any, Any] | None = None
@@ -148,6 +151,7 @@ def pinned_empty(shape: Shape, dtype: str) -> Any:
 
 class _NumPy(Adapter):
     name = "numpy"
+    extends_numpy = True
 
     def __init__(self, cls: type) -> None:
         super().__init__(cls)
@@ -156,13 +160,7 @@ class _NumPy(Adapter):
         if issubclass(cls, np.ma.MaskedArray):
             self.check = _refuse("is a masked array, whose mask would be lost; pass its data")
 
-    def hidden_dtype(self, array: Any) -> str | None:
-        """The name of a dtype that NumPy itself cannot export (those of ml_dtypes)."""
-        return array.dtype.name if array.dtype.isbuiltin == 2 else None
-
     def export(self, array: Any, stream: int | None) -> Any:
-        if self.hidden_dtype(array):
-            array = array.view(f"u{array.dtype.itemsize}")
         return array.__dlpack__(max_version=(1, 1))
 
     def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:
@@ -219,6 +217,7 @@ class _Torch(Adapter):
 class _CuPy(Adapter):
     name = "cupy"
     has_stream = True
+    extends_numpy = True
 
     def __init__(self, cls: type) -> None:
         super().__init__(cls)

@@ -6,16 +6,20 @@ A test takes the ``backend`` fixture (and ``dtype``, ``rng``) of conftest.py and
     y = dlkern.softmax(backend.array(x, "strided"), out=backend.empty(x.shape, dtype))
     assert_close(backend.numpy(y), expected, dtype, "softmax")
 
-On the CPU the arrays are NumPy's; on a GPU they are torch's, else CuPy's. A layout that the
-framework cannot hold (negative strides in torch, bfloat16 in CuPy) comes as a bare DLPack producer:
-pass ``out=`` then, since there is no framework to allocate the result.
+On the CPU the arrays are NumPy's; on a GPU they are torch's, else CuPy's, and those of each of the
+two in tests that take ``each_gpu``. A layout that the framework cannot hold (negative strides in
+torch) comes as a bare DLPack producer: pass ``out=`` then, since there is no framework to allocate
+the result.
+
+The GPU's backends know of streams and graphs, too: ``stream``, ``spin``, ``copy`` and ``capture``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +40,8 @@ LAYOUTS = (
 )
 
 POISON_INT = 0x55
+
+SPIN_CYCLES = 40_000_000  # 20 ms, long enough for any test to queue its work behind it
 
 
 def _place(shape: Sequence[int], layout: str) -> tuple[int, list[int], int]:
@@ -87,19 +93,19 @@ class Backend:
         size, strides, offset = _place(values.shape, layout)
         base = _poison(size, values.dtype)
         _view(base, values.shape, strides, offset)[...] = values
-        return self._on_device(base, values.shape, strides, offset)
+        return self.strided(base, values.shape, strides, offset)
 
     def empty(self, shape: Sequence[int], dtype: str, layout: str = "contiguous") -> Any:
         """An array full of NaN (integers: 0x55 bytes), to be passed as ``out=``."""
         size, strides, offset = _place(tuple(shape), layout)
-        return self._on_device(_poison(size, numpy_dtype(dtype)), tuple(shape), strides, offset)
+        return self.strided(_poison(size, numpy_dtype(dtype)), tuple(shape), strides, offset)
 
     def broadcast(self, values: ArrayLike, shape: Sequence[int]) -> Any:
         """``values`` with zero strides, as ``np.broadcast_to`` makes them."""
         base = np.ascontiguousarray(values)
         view = np.broadcast_to(base, shape)
         strides = [s // base.itemsize for s in view.strides]
-        return self._on_device(base.ravel(), view.shape, strides, 0)
+        return self.strided(base.ravel(), view.shape, strides, 0)
 
     def raw(self, x: Any) -> NDArray[Any]:
         """A NumPy copy in the array's own dtype, to compare bits with."""
@@ -116,7 +122,8 @@ class Backend:
     def synchronize(self) -> None:
         pass
 
-    def _on_device(self, base, shape, strides, offset) -> Any:
+    def strided(self, base: NDArray[Any], shape: Any, strides: Any, offset: int = 0) -> Any:
+        """A flat array's elements from ``offset`` on, in that shape with those strides."""
         return _view(base, shape, strides, offset)
 
 
@@ -128,6 +135,9 @@ class TorchBackend(Backend):
     """A GPU through torch."""
 
     is_gpu = True
+    framework = "torch"
+    #: What is allocated during a capture stays the graph's.
+    graphs_keep_memory = True
 
     def __init__(self, name: str):
         import torch
@@ -135,7 +145,7 @@ class TorchBackend(Backend):
         self.name, self.torch = name, torch
         self.device_type = ROCM if name == "hip" else CUDA
 
-    def _on_device(self, base, shape, strides, offset):
+    def strided(self, base, shape, strides, offset=0):
         buffer = self._upload(base)
         if min(strides, default=0) >= 0:
             return buffer.as_strided(shape, strides, offset)
@@ -168,11 +178,49 @@ class TorchBackend(Backend):
     def synchronize(self):
         self.torch.cuda.synchronize()
 
+    def current_stream(self) -> Any:
+        return self.torch.cuda.current_stream()
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Any]:
+        """A new stream as the current one."""
+        side = self.torch.cuda.Stream()
+        with self.torch.cuda.stream(side):
+            yield side
+
+    def spin(self) -> None:
+        """Keeps the current stream busy for a while."""
+        self.torch.cuda._sleep(SPIN_CYCLES)
+
+    def copy(self, target: Any, source: Any) -> None:
+        """In order with the current stream."""
+        target.copy_(source)
+
+    def capture(self, call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Runs ``call`` once, then captures it: the replay, and what ``call`` returned."""
+        call()
+        self.synchronize()
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            results = call()
+        return graph.replay, results
+
+    @contextlib.contextmanager
+    def allocations(self) -> Iterator[list[int]]:
+        """The sizes of what is allocated in the block, or just their sum: filled at its end."""
+        sizes: list[int] = []
+        before = self.torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
+        yield sizes
+        total = self.torch.cuda.memory_stats()["allocated_bytes.all.allocated"] - before
+        sizes += [total] if total else []
+
 
 class CupyBackend(Backend):
     """A GPU through CuPy."""
 
     is_gpu = True
+    framework = "cupy"
+    graphs_keep_memory = False
 
     def __init__(self, name: str):
         import cupy
@@ -180,28 +228,75 @@ class CupyBackend(Backend):
         self.name, self.cupy = name, cupy
         self.device_type = ROCM if name == "hip" else CUDA
 
-    def _on_device(self, base, shape, strides, offset):
-        builtin = _is_builtin(base.dtype)
-        buffer = self.cupy.asarray(base if builtin else base.view(f"u{base.itemsize}"))
-        if builtin:
-            return self.cupy.lib.stride_tricks.as_strided(
-                buffer[offset:], shape, [s * base.itemsize for s in strides]
-            )
-        return _producer_of(
-            buffer, buffer.data.ptr, base.itemsize, shape, strides, offset, base.dtype,
-            self.device_type,
+    def strided(self, base, shape, strides, offset=0):
+        if _is_builtin(base.dtype):
+            buffer = self.cupy.asarray(base)
+        else:  # a type of ml_dtypes, through its bits
+            buffer = self.cupy.asarray(base.view(f"u{base.itemsize}")).view(base.dtype)
+        return self.cupy.ndarray(
+            shape, base.dtype, buffer.data + offset * base.itemsize,
+            [s * base.itemsize for s in strides],
         )  # fmt: skip
 
     def raw(self, x):
-        if isinstance(x, Producer):
-            return _download(x, self.cupy.asnumpy(x.owner), x.owner.data.ptr)
-        return self.cupy.asnumpy(x)
+        if _is_builtin(np.dtype(x.dtype)):
+            return self.cupy.asnumpy(x)
+        return self.cupy.asnumpy(x.view(f"u{x.itemsize}")).view(x.dtype)
 
     def address(self, x):
-        return x.address if isinstance(x, Producer) else x.data.ptr
+        return x.data.ptr
 
     def synchronize(self):
         self.cupy.cuda.runtime.deviceSynchronize()
+
+    def current_stream(self):
+        return self.cupy.cuda.get_current_stream()
+
+    @contextlib.contextmanager
+    def stream(self):
+        # Non-blocking, as torch's: the legacy default stream does not wait for it.
+        with self.cupy.cuda.Stream(non_blocking=True) as side:
+            yield side
+
+    @functools.cached_property
+    def _spin_kernel(self):
+        return self.cupy.RawKernel(
+            'extern "C" __global__ void spin(long long cycles) {'
+            " long long start = clock64(); while (clock64() - start < cycles) {} }",
+            "spin",
+        )
+
+    def spin(self):
+        self._spin_kernel((1,), (1,), (np.int64(SPIN_CYCLES),))
+
+    def copy(self, target, source):
+        bits = f"u{target.itemsize}"  # which CuPy copies of every type
+        target.view(bits)[...] = source.view(bits)
+
+    def capture(self, call):
+        call()
+        self.synchronize()
+        with self.stream() as side:
+            # The strictest mode in which other threads go on: an allocation would end the capture.
+            side.begin_capture(self.cupy.cuda.runtime.streamCaptureModeThreadLocal)
+            try:
+                results = call()
+            finally:
+                graph = side.end_capture()
+        return (lambda: graph.launch(side)), results
+
+    @contextlib.contextmanager
+    def allocations(self):
+        sizes = []
+
+        class Hook(self.cupy.cuda.MemoryHook):
+            name = "sizes"
+
+            def malloc_preprocess(self, *, size, **_):
+                sizes.append(size)
+
+        with Hook():
+            yield sizes
 
 
 def _download(x: Producer, buffer: NDArray[Any], start: int) -> NDArray[Any]:
@@ -228,17 +323,26 @@ def why_no_gpu() -> str | None:
     return None
 
 
+GPU_BACKENDS = {"torch": TorchBackend, "cupy": CupyBackend}
+
+
 @functools.cache
-def _gpu_framework() -> type[Backend] | None:
+def _gpu_framework() -> str | None:
     if importlib.util.find_spec("torch"):
         import torch
 
         if torch.cuda.is_available():
-            return TorchBackend
-    return CupyBackend if importlib.util.find_spec("cupy") else None
+            return "torch"
+    return "cupy" if importlib.util.find_spec("cupy") else None
+
+
+@functools.cache
+def get_gpu(framework: str) -> Backend:
+    """The GPU through "torch" or "cupy"; ``why_no_gpu`` must be None."""
+    return GPU_BACKENDS[framework](gpu_name())
 
 
 @functools.cache
 def get_backend(name: str) -> Backend:
     """The backend called "cpu", "cuda" or "hip"; for the last two ``why_no_gpu`` must be None."""
-    return Backend() if name == "cpu" else _gpu_framework()(name)
+    return Backend() if name == "cpu" else get_gpu(_gpu_framework())

@@ -1,6 +1,7 @@
 """Fixtures of the suite, and the one place where tests are skipped for want of a GPU.
 
 ``backend``  arrays on the CPU, then on the GPU (marked ``gpu``): see backends.py
+``each_gpu`` arrays on the GPU by each framework that backends.py knows
 ``dtype``    each floating dtype's name
 ``rng``      a generator with a fixed seed
 
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from build_backend.probe import find_nvcc  # isort: skip
 from benchmarks.machine import device_name, metadata  # isort: skip
 
-from backends import get_backend, gpu_name, why_no_gpu
+from backends import GPU_BACKENDS, get_backend, get_gpu, gpu_name, why_no_gpu
 from oracle import FLOATS
 
 # JAX would take three quarters of the GPU's memory for itself at its first array.
@@ -71,6 +72,13 @@ def backend(request):
 def gpu():
     """The GPU backend alone; the test needs the ``gpu`` mark."""
     return get_backend(gpu_name())
+
+
+@pytest.fixture(params=GPU_BACKENDS)
+def each_gpu(request):
+    """The GPU through torch, then through CuPy; the test needs the ``gpu`` mark."""
+    pytest.importorskip(request.param)
+    return get_gpu(request.param)
 
 
 @pytest.fixture(params=FLOATS)

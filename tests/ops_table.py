@@ -166,7 +166,10 @@ class Op:
         self, arrays: Mapping[str, Any], outputs: Mapping[str, Any] | None = None
     ) -> tuple[Any, ...]:
         """Run it; all results as a tuple, the arrays that were updated in place last."""
-        result = self.function(**self.arguments(arrays, outputs))
+        return self.results(self.function(**self.arguments(arrays, outputs)), arrays)
+
+    def results(self, result: Any, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What a call returned as `call` gives it."""
         results = result if isinstance(result, tuple) else (result,)
         updated = tuple(arrays[name] for name in self.inout)
         fresh = (r for r in results if r is not None and not any(r is u for u in updated))

@@ -176,23 +176,26 @@ def test_residual_of_another_shape_or_dtype(backend):
 
 
 @pytest.mark.gpu
-def test_edge_29_replays_of_a_graph_draw_new_masks(gpu):
-    torch = pytest.importorskip("torch")
-    x = torch.ones(1000, device="cuda")
-    y, dx = torch.empty_like(x), torch.empty_like(x)
-    pair = torch.tensor([42, 0], device="cuda")
-    dlkern.dropout(x, rng=pair, out=y)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+def test_edge_29_replays_of_a_graph_draw_new_masks(each_gpu):
+    """Seed and offset are read from the device, and the backward draws the forward's mask again."""
+    gpu = each_gpu
+    x = gpu.array(np.ones(1000, np.float32))
+    y, dx = (gpu.empty((1000,), "float32") for _ in range(2))
+    pair = rng_of(gpu, 42, 0)
+
+    def step():
         dlkern.dropout(x, rng=pair, out=y)
         dlkern.dropout_backward(x, rng=pair, out=dx)
         pair[1:] += 1
-    pair.copy_(torch.tensor([42, 0]))
+
+    replay, _ = gpu.capture(step)
+    gpu.copy(pair, rng_of(gpu, 42, 0))
+    gpu.synchronize()
     for offset in range(3):
-        graph.replay()
-        keep = mask((1000,), 0.5, 42, offset)
-        np.testing.assert_array_equal(y.cpu().numpy() != 0, keep)
-        np.testing.assert_array_equal(dx.cpu().numpy(), y.cpu().numpy())
+        replay()
+        gpu.synchronize()
+        np.testing.assert_array_equal(gpu.raw(y) != 0, mask((1000,), 0.5, 42, offset))
+        np.testing.assert_array_equal(gpu.raw(dx), gpu.raw(y))
 
 
 @pytest.mark.gpu

@@ -1,10 +1,8 @@
 """Streams, threads, processes, foreign errors, workspaces and the debug modes."""
 
-import ctypes
 import os
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -195,51 +193,18 @@ def test_edge_32_fork():
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.gpu
-def test_edge_32_fork_after_cuda(gpu):
-    script = (
-        "import os, torch, dlkern\n"
-        "x, out = torch.ones(4, 4, device='cuda'), torch.empty(4, 4, device='cuda')\n"
-        "dlkern.softmax(x, out=out); torch.cuda.synchronize()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    try:\n"
-        "        dlkern.softmax(x, out=out, stream=0)\n"
-        "    except dlkern.DeviceError as error:\n"
-        "        os._exit(0 if 'spawn' in str(error) else 2)\n"
-        "    os._exit(1)\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
-    )
-    done = run_python(script)
-    assert done.returncode == 0, done.stderr
-
-
-def test_edge_30_two_threads(backend, rng):
-    """Each thread on a stream of its own, where there are streams."""
-    calls = 10_000 if backend.is_gpu else 2_000
+def test_edge_30_two_threads(rng):
     values = rng.standard_normal((2, 4, 65)).astype(np.float32)
-    expected = [backend.raw(dlkern.softmax(backend.array(v))) for v in values]
-    failures = []
+    expected = [dlkern.softmax(v) for v in values]
 
     def work(i):
-        try:
-            x, out = backend.array(values[i]), backend.empty(values[i].shape, "float32")
-            stream = backend.torch.cuda.Stream() if hasattr(backend, "torch") else None
-            if stream:
-                stream.wait_stream(backend.torch.cuda.current_stream())
-            for _ in range(calls):
-                dlkern.softmax(x, out=out, stream=stream)
-            backend.synchronize()
-            np.testing.assert_array_equal(backend.raw(out), expected[i])
-        except BaseException as error:
-            failures.append(error)
+        out = np.empty_like(values[i])
+        for _ in range(2_000):
+            dlkern.softmax(values[i], out=out)
+        return out
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(2) as pool:
+        np.testing.assert_array_equal(list(pool.map(work, (0, 1))), expected)
 
 
 # ---- Streams -------------------------------------------------------------------------------------
@@ -266,37 +231,6 @@ def test_a_stream_that_the_first_array_knows_nothing_of_is_refused(monkeypatch):
 
 @pytest.mark.gpu
 class TestStreams:
-    def test_edge_27_torch_side_stream(self, gpu):
-        torch = pytest.importorskip("torch")
-        x = torch.zeros(1000, device="cuda")
-        torch.cuda.synchronize()
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(200_000_000)
-            x.copy_(torch.linspace(0, 1, 1000, device="cuda"))
-            y = dlkern.softmax(x)
-            expected = torch.softmax(x, 0)
-        torch.cuda.synchronize()
-        torch.testing.assert_close(y, expected)
-
-    def test_edge_27_cupy_side_stream(self, gpu):
-        cupy = pytest.importorskip("cupy")
-        slow = cupy.RawKernel(
-            'extern "C" __global__ void slow(float* x) {'
-            " long long t = clock64(); while (clock64() - t < 200000000) {}"
-            " x[threadIdx.x] = threadIdx.x / 512.0f; }",
-            "slow",
-        )
-        x = cupy.zeros(512, cupy.float32)
-        cupy.cuda.runtime.deviceSynchronize()
-        with cupy.cuda.Stream(non_blocking=True):
-            slow((1,), (512,), (x,))
-            y = dlkern.softmax(x)
-            assert isinstance(y, cupy.ndarray)
-        cupy.cuda.runtime.deviceSynchronize()
-        v = np.arange(512) / 512.0
-        np.testing.assert_allclose(cupy.asnumpy(y), np.exp(v) / np.exp(v).sum(), rtol=1e-5)
-
     def test_edge_27_jax(self, gpu):
         jax = pytest.importorskip("jax")
         if jax.default_backend() != "gpu":
@@ -307,16 +241,6 @@ class TestStreams:
         y = dlkern.softmax(a)
         assert y.devices() == a.devices()
         np.testing.assert_allclose(np.asarray(y), np.asarray(jax.nn.softmax(a)), rtol=1e-5)
-
-    @pytest.mark.parametrize("stream", [None, 0, 1, 2])
-    def test_edge_28_the_producer_gets_an_explicit_stream(self, gpu, stream):
-        torch = pytest.importorskip("torch")
-        base, out = torch.ones(16, device="cuda"), torch.empty(16, device="cuda")
-        x = Producer(base.data_ptr(), (16,), None, "float32", (CUDA, 0), owner=base)
-        dlkern.softmax(x, out=out, stream=stream)
-        torch.cuda.synchronize()
-        assert x.streams == [stream or 1]
-        assert abs(out.cpu() - 1 / 16).max() < 1e-7
 
     def test_stream_objects(self, gpu):
         torch = pytest.importorskip("torch")
@@ -386,19 +310,6 @@ class TestStreams:
         with pytest.raises(ValueError, match=r"out is on cpu, expected cuda:0 \(x\)"):
             dlkern.softmax(torch.ones(4, device="cuda"), out=torch.ones(4))
 
-    def test_edge_31_foreign_errors_stay_foreign(self, gpu):
-        torch = pytest.importorskip("torch")
-        x = torch.ones(4, device="cuda")
-        runtime = ctypes.CDLL(loaded_library("libcudart.so"))
-        invalid_device = runtime.cudaSetDevice(9999)
-        assert invalid_device != 0
-        try:
-            y = dlkern.softmax(x, out=torch.empty_like(x))
-            assert runtime.cudaPeekAtLastError() == invalid_device
-        finally:
-            runtime.cudaGetLastError()
-        assert y.sum().item() == pytest.approx(1.0)
-
     def test_memory_without_a_framework(self, gpu):
         pytest.importorskip("cuda.core")
         torch = pytest.importorskip("torch")
@@ -462,15 +373,6 @@ class TestSecondDevice:
 
 def as_tuple(result):
     return result if isinstance(result, tuple) else (result,)
-
-
-def loaded_library(name):
-    """Path of a shared library that this process has loaded."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            if name in line:
-                return line.split()[-1]
-    pytest.skip(f"{name} is not loaded")
 
 
 @pytest.mark.skipif(dlkern.build_info()["gpu"] != "none", reason="speaks of CPU-only builds")

@@ -387,26 +387,26 @@ cdef class Call:
             return 0
         if not hasattr(array, "__dlpack__"):
             raise TypeError(f"{where} is {type(array).__name__}, expected an array with __dlpack__")
-        if framework.numpy:
-            code = framework.adapter.hidden_dtype(array)
-            if code is not None and code not in _dtype_codes:
-                raise TypeError(f"{where}.dtype is {code}, which no dlkern op takes")
-            take_capsule(self.export(where, array, framework, None), where, slot)
-            if code is not None:
-                slot.tensor.dtype = dtype_named(code)
-            if self.first is None:
-                self.set_first(name, array, framework, &slot.tensor)
-            return 0
-        device_type, device_id = array.__dlpack_device__()
+        cdef object dtype = array.dtype if framework.extends_numpy else None
+        cdef str hidden = None
+        if dtype is not None and dtype.isbuiltin == 2:     # a type of ml_dtypes
+            hidden = dtype.name
+            if hidden not in _dtype_codes:
+                raise TypeError(f"{where}.dtype is {hidden}, which no dlkern op takes")
+            array = array.view(f"u{dtype.itemsize}")
         stream = None
-        if device_type not in (kDLCPU, kDLCUDAHost, kDLROCMHost):
-            # The producer is always handed an explicit stream; on its own current one it has
-            # nothing to wait for, which also keeps captures free of foreign events.
-            if self.first is None:
-                self.find_stream(framework, device_id)
-            stream = framework.adapter.dlpack_stream(<uintptr_t>self.launch.stream,
-                                                     self.explicit_stream)
+        if not framework.numpy:
+            device_type, device_id = array.__dlpack_device__()
+            if device_type not in (kDLCPU, kDLCUDAHost, kDLROCMHost):
+                # The producer is always handed an explicit stream; on its own current one it has
+                # nothing to wait for, which also keeps captures free of foreign events.
+                if self.first is None:
+                    self.find_stream(framework, device_id)
+                stream = framework.adapter.dlpack_stream(<uintptr_t>self.launch.stream,
+                                                         self.explicit_stream)
         take_capsule(self.export(where, array, framework, stream), where, slot)
+        if hidden is not None:
+            slot.tensor.dtype = dtype_named(hidden)
         if self.first is None:
             self.set_first(name, array, framework, &slot.tensor)
         return 0

@@ -281,6 +281,24 @@ def test_graph_of_a_training_step(gpu):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.gpu
+def test_edge_29_replays_of_dropout_draw_new_masks(gpu):
+    x = torch.ones(1000, device="cuda", requires_grad=True)
+
+    def step():
+        y = dkt.dropout(x, 0.5)
+        return y.detach(), *torch.autograd.grad(y.sum(), x)
+
+    replay, (y, dx) = gpu.capture(step)
+    seen = []
+    for _ in range(3):
+        replay()
+        assert torch.equal(dx, y)  # the forward's mask again
+        assert 400 < (y == 2).sum() < 600
+        seen.append(y.clone())
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+
+
 # ---- Layouts, wrappers ---------------------------------------------------------------------------
 
 
