@@ -71,14 +71,20 @@ struct Gradients : Losses<Accumulator<T>> {
   __device__ Acc upstream(Acc own) const { return dloss ? scale : own; }
 
   template <int W>
-  __device__ void operator()(Pack<Acc, W>& dx, const Pack<Acc, W>& own, const Pack<Acc, W>& x,
-                             const Pack<Acc, W>& t) const {
+  __device__ void operator()(Pack<Acc, W>& dx, const Pack<Acc, W>& x, const Pack<Acc, W>& t) const {
     dispatch_loss(this->kind, [&]<dlk_loss_kind kKind>() {
 #pragma unroll
       for (int k = 0; k < W; ++k) {
-        dx[k] = upstream(own[k]) * loss_gradient<kKind>(x[k], t[k], this->threshold, Acc(1));
+        dx[k] = scale * loss_gradient<kKind>(x[k], t[k], this->threshold, Acc(1));
       }
     });
+  }
+  template <int W>
+  __device__ void operator()(Pack<Acc, W>& dx, const Pack<Acc, W>& own, const Pack<Acc, W>& x,
+                             const Pack<Acc, W>& t) const {
+    (*this)(dx, x, t);
+#pragma unroll
+    for (int k = 0; k < W; ++k) dx[k] *= own[k];
   }
   template <int W>
   __device__ void operator()(Pack<Acc, W>& dx, const Pack<Acc, W>& own, const Pack<Acc, W>& x,
@@ -147,9 +153,12 @@ void backward(const ElementLossBackward& p, const Launch& launch) {
     const auto index = make_index<6>({&p.dx, &dloss, &p.x, &p.target, &p.weight, &p.pos_weight});
     map_elements(in_memory_order(index), f, launch.stream, dx, g, x, t, in<T>(p.weight),
                  in<T>(p.pos_weight));
-  } else {
+  } else if (dloss) {
     const auto index = make_index<4>({&p.dx, &dloss, &p.x, &p.target});
     map_elements(in_memory_order(index), f, launch.stream, dx, g, x, t);
+  } else {
+    const auto index = make_index<3>({&p.dx, &p.x, &p.target});
+    map_elements(in_memory_order(index), f, launch.stream, dx, x, t);
   }
 }
 

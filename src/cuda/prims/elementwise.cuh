@@ -16,7 +16,7 @@
 // Each thread has 32 to 64 bytes of inputs on their way before it waits for the first. A functor
 // that is Pointwise does not care which elements share a pack; to others packs of more than one
 // element are neighbours that begin at a multiple of W. An optional member `prepare()` is called
-// once per thread, for what must be read from device memory.
+// once per thread, for what must be read from device memory, while the operands are on their way.
 #pragma once
 
 #include <algorithm>
@@ -65,8 +65,9 @@ struct In {
     }
   }
   template <int W>
-  __device__ __forceinline__ void unpack(const Raw<T, W>& raw, int64_t, int64_t,
+  __device__ __forceinline__ void unpack(Raw<T, W> raw, int64_t, int64_t,
                                          Pack<Value, W>& pack) const {
+    raw.forget();
     raw.unpack(pack.v);
   }
   __device__ __forceinline__ void load(int64_t at, Value& v) const {
@@ -123,9 +124,9 @@ struct InOut : Out<T> {
     In<T>{this->data}.fetch(at, step, count, raw);
   }
   template <int W>
-  __device__ __forceinline__ void unpack(const Raw<T, W>& raw, int64_t, int64_t,
+  __device__ __forceinline__ void unpack(const Raw<T, W>& raw, int64_t at, int64_t step,
                                          Pack<Value, W>& pack) const {
-    raw.unpack(pack.v);
+    In<T>{this->data}.unpack(raw, at, step, pack);
   }
   __device__ __forceinline__ void load(int64_t at, Value& v) const {
     In<T>{this->data}.load(at, v);
@@ -311,7 +312,6 @@ inline constexpr int kItemsOf = std::clamp(64 / std::max(W * kBytesIn<Operands..
 template <int W, int kItems, class Index, class F, class... Operands>
 __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
     packs_kernel(F f, Index index, int items, Operands... operands) {
-  if constexpr (HasPrepare<F>) f.prepare();
   constexpr int kNext = kThreads * W;
   const int64_t block = int64_t{blockIdx.x} * (items * kNext);
   const int left = static_cast<int>(min(index.numel - block, int64_t{items} * kNext));
@@ -332,6 +332,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
       if (at < left) queues.fetch(index, block, at, left - at, i, operands...);
     }
   }
+  if constexpr (HasPrepare<F>) f.prepare();
 #pragma unroll 1  // one copy of what f may be
   for (; first < left; first += kNext) {
     queues.finish(f, index, block, first, left - first, operands...);

@@ -66,9 +66,14 @@ struct StridedPacks {
 template <int W, class... Operands>
 inline constexpr int kSumItems = std::clamp(64 / (W * kBytesIn<Operands...>), 1, 2);
 
+// Blocks of a multiprocessor, at least: strides take registers too.
+template <class Index, class... Operands>
+inline constexpr int kSumBlocks =
+    kBlocks<Operands...> - (std::is_same_v<Index, FlatIndex<sizeof...(Operands)>> ? 0 : 2);
+
 // Packs of W neighbours, aligned (kFit) or one element at a time.
 template <bool kFit, int W, class Index, class F, class Acc, class... Operands>
-__global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
+__global__ void __launch_bounds__(kThreads, (kSumBlocks<Index, Operands...>))
     sum_parts_kernel(F f, const DLK_GRID_CONSTANT Index index, int64_t numel, int64_t part,
                      Acc* partials, Operands... operands) {
   constexpr int kNext = kThreads * W, kItems = kSumItems<W, Operands...>;

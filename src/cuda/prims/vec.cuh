@@ -104,6 +104,16 @@ struct Raw {
       v.v[k] = value;
     }
   }
+  // The compiler cannot look through this: it does not unpack before, once for each way on which the
+  // elements came, which takes twice the registers.
+  __device__ __forceinline__ void forget() {
+#if defined(__CUDA_ARCH__)
+    if constexpr (kPairs) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) asm volatile("" : "+r"(v.v[k]));
+    }
+#endif
+  }
   // To and from what is computed with.
   template <class V>
   __device__ __forceinline__ void unpack(V (&to)[N]) const {
