@@ -91,12 +91,14 @@ def main() -> None:
     dlpack = package_dir("tvm_ffi")
     openblas = package_dir("scipy_openblas32")
     cython_cmake = package_dir("cython_cmake")
+    jaxlib = package_dir("jaxlib")
     facts = {
         "gpu": gpu,
         "nvcc": nvcc,
         "dlpack_dir": dlpack and dlpack / "include" / "dlpack",
         "openblas_dir": openblas and openblas / "lib" / "cmake" / "openblas",
         "cython_cmake_dir": cython_cmake and cython_cmake / "cmake",
+        "xla_dir": jaxlib and jaxlib / "include",
     }
     for key, value in facts.items():
         print(f"{key}={value or ''}")

@@ -4,6 +4,7 @@
 #   DLKERN_DLPACK_DIR        folder of dlpack.h
 #   DLKERN_OPENBLAS_DIR      CMake package folder of scipy-openblas32
 #   DLKERN_CYTHON_CMAKE_DIR  folder of UseCython.cmake
+#   DLKERN_XLA_DIR           include folder of jaxlib, empty without one
 find_package(Python REQUIRED COMPONENTS Interpreter)
 execute_process(
   COMMAND "${Python_EXECUTABLE}" "${PROJECT_SOURCE_DIR}/build_backend/probe.py" "${DLKERN_GPU}"
@@ -25,6 +26,7 @@ dlkern_fact(nvcc DLKERN_NVCC)
 dlkern_fact(dlpack_dir DLKERN_DLPACK_DIR)
 dlkern_fact(openblas_dir DLKERN_OPENBLAS_DIR)
 dlkern_fact(cython_cmake_dir DLKERN_CYTHON_CMAKE_DIR)
+dlkern_fact(xla_dir DLKERN_XLA_DIR)
 
 foreach(need "DLPACK_DIR;apache-tvm-ffi" "OPENBLAS_DIR;scipy-openblas32")
   list(GET need 0 variable)

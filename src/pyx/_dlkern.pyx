@@ -17,6 +17,7 @@ from core cimport *
 
 include "dlpack.pxi"
 include "tuning.pxi"
+include "recorded.pxi"
 include "call.pxi"
 include "info.pxi"
 include "image.pxi"

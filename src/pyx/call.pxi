@@ -159,6 +159,7 @@ cdef class Call:
     cdef bint explicit_stream    # the caller gave the stream
     cdef list outputs            # what result() returns
     cdef object scratch          # the workspace, alive until the call is over
+    cdef list traced             # (array, whether it is written) of a traced framework
     cdef str first_keyword       # of the first output
     cdef dict keywords           # C name of an output -> the keyword that was passed, or None
 
@@ -308,6 +309,9 @@ cdef class Call:
 
     cdef int explain(self) except -1:
         cdef dlk_plan plan
+        if self.framework.traced:
+            hand_over(self.framework, self.op, self.traced)
+            return 0
         plan.struct_size = sizeof(dlk_plan)
         check(dlk_explain_last(&plan))
         device = self.first_tensor.device.device_id if on_gpu(self.first_tensor) else None
@@ -359,6 +363,8 @@ cdef class Call:
                              f"most {MAX_DIMS}")
         if framework is not self.framework:
             self.check_order(name, framework, &slot.tensor)
+        if framework.traced:
+            self.traced.append((array, written))
         if written and (slot.read_only or framework.adapter.immutable):
             raise ValueError(f"{self.op}: {name} is read-only, expected a writable array")
         return &slot.tensor
@@ -423,6 +429,9 @@ cdef class Call:
         self.first_name = name
         self.first_tensor = tensor
         self.framework = framework
+        if framework.traced:
+            self.launch.flags |= DLK_LAUNCH_PLAN_ONLY
+            self.traced = []
         if on_gpu(tensor):
             if not has_choices(tensor.device.device_id):
                 load_choices(tensor.device.device_id)

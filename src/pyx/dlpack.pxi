@@ -39,9 +39,11 @@ cdef class Framework:
     cdef bint has_attributes
     cdef object strided    # torch.strided, for PyTorch's own classes
     cdef object forward_ad
+    cdef bint traced       # its arrays have no memory: calls are recorded, see recorded.pxi
 
     def __cinit__(self, cls):
         self.adapter = _adapter_of(cls)
+        self.traced = self.adapter.traced
         self.checked = self.adapter.check is not None
         self.has_attributes = self.adapter.has_attributes
         self.strided, self.forward_ad = self.adapter.plain or (None, None)

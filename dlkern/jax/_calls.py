@@ -1,0 +1,210 @@
+"""From a plain function to custom calls of XLA.
+
+A plain function is called with :class:`Traced` arrays, which have a shape and a dtype but no memory.
+Each call of the C library that it makes is checked and planned as always, and then recorded instead
+of run: :meth:`_TracedAdapter.planned` turns the record into a custom call on the JAX values that the
+arrays stand for. So there is no second description of any op here, neither of its arguments nor of
+its results.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dlkern import _dlkern
+from dlkern._frameworks import Adapter, Shape, numpy_dtype
+
+_HANDLERS = _dlkern.xla_handlers()
+if not _HANDLERS:
+    raise ImportError(
+        "this build of dlkern has no XLA handlers: it was built without jaxlib's headers"
+    )
+
+# Distances between the made-up addresses of arrays: more than any array is large.
+_addresses = itertools.count(1 << 44, 1 << 44)
+_ADDRESSES_END = 1 << 62
+
+
+def _next_address() -> int:
+    global _addresses
+    address = next(_addresses)
+    if address >= _ADDRESSES_END:
+        _addresses = itertools.count(1 << 44, 1 << 44)
+    return address
+
+
+class _TracedAdapter(Adapter):
+    """What the extension has to know of :class:`Traced`."""
+
+    name = "jax"
+    traced = True
+
+    def empty(self, shape: Shape, dtype: str, device: Any, stream: int) -> Traced:
+        # int64 is int32 where JAX has no 64 bits; an op that needs it refuses that.
+        return Traced(None, shape, jax.dtypes.canonicalize_dtype(numpy_dtype(dtype)).name)
+
+    def gpus(self) -> Sequence[int]:
+        return _gpus()
+
+    def planned(
+        self,
+        op: str,
+        function: str,
+        record: bytes,
+        addresses: Sequence[int],
+        arrays: Iterable[tuple[Traced, bool]],
+        workspace_bytes: int,
+    ) -> None:
+        """One C call on arrays at those addresses, as a custom call."""
+        written = {array.address for array, is_written in arrays if is_written}
+        by_address = {array.address: array for array, _ in arrays}
+        operands: list[Any] = []
+        results: list[Traced] = []
+        aliases: dict[int, int] = {}
+        buffers: dict[int, int] = {}
+        for address in dict.fromkeys(addresses):
+            array = by_address[address]
+            if address in written:
+                buffers[address] = ~len(results)
+                if array.value is not None:
+                    aliases[len(operands)] = len(results)
+                    operands.append(array.value)
+                results.append(array)
+            else:
+                buffers[address] = len(operands)
+                operands.append(array.value)
+        manual = _manual_axes(operands[0])
+        specs = [jax.ShapeDtypeStruct(r.shape, r.dtype, **manual) for r in results]
+        if workspace_bytes:
+            workspace_bytes += 256  # XLA's alignment is less than ours
+            specs.append(jax.ShapeDtypeStruct((workspace_bytes,), np.uint8, **manual))
+        call = jax.ffi.ffi_call(
+            _registered(function), specs, vmap_method="sequential", input_output_aliases=aliases
+        )
+        values = call(
+            *operands,
+            function=function,
+            record=np.frombuffer(record, np.uint8),
+            buffers=np.array([buffers[address] for address in addresses], np.int32),
+            workspace=np.int64(workspace_bytes),
+        )
+        for array, value in zip(results, values, strict=False):
+            array.value, array.written = value, True
+
+
+class Traced:
+    """A JAX value, or the place of one, as an array without memory.
+
+    Parameters
+    ----------
+    value : jax.Array or None
+        None for an output until a call has filled it.
+    shape, dtype
+        As the C functions see it; by default the value's.
+    """
+
+    _dlkern_adapter = _TracedAdapter
+
+    def __init__(self, value: Any, shape: Shape | None = None, dtype: str | None = None) -> None:
+        self.value = value
+        self.shape: Shape = value.shape if shape is None else shape
+        self.dtype = np.dtype(value.dtype if dtype is None else numpy_dtype(dtype))
+        self.ndim = len(self.shape)
+        self.address = _next_address()
+        self.written = False
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # kDLCPU: checked as there, planned for GPUs besides
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        device = self.__dlpack_device__()
+        export = _dlkern.Export(self, self.address, self.shape, self.dtype.name, device)
+        return export.__dlpack__(**kwargs)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.name}{list(self.shape)}"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def _manual_axes(value: Any) -> dict[str, Any]:
+    """How a value varies over the devices of a shard_map, for a result that does alike."""
+    aval = jax.typeof(value)
+    name = "manual_axis_type" if hasattr(aval, "manual_axis_type") else "vma"
+    return {name: getattr(aval, name)}
+
+
+def _varying(value: Any) -> frozenset[Any]:
+    aval = jax.typeof(value)
+    return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
+
+
+def varying_alike(values: Sequence[Any]) -> list[Any]:
+    """All as values of each device of a shard_map where one is (parameters beside a batch, say)."""
+    axes = frozenset[Any]().union(*map(_varying, values))
+    return [jax.lax.pcast(v, tuple(axes - _varying(v)), to="varying") for v in values]
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, (jax.Array, np.ndarray)) and not isinstance(value, np.generic)
+
+
+def traced(plain: Callable[..., Any], arguments: dict[str, Any], arrays: dict[str, Any]) -> Any:
+    """``plain(**arguments, **arrays)`` by custom calls.
+
+    Returns
+    -------
+    tuple
+        What the function returns, then each argument that it updates in place.
+    """
+    given = {
+        name: [_given(v) for v in value] if isinstance(value, list) else _given(value)
+        for name, value in arrays.items()
+    }
+    result = plain(**arguments, **given)
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    outputs = [r.value if isinstance(r, Traced) else r for r in results]
+    if isinstance(result, list):
+        outputs = [outputs]
+    elif result is None:
+        outputs = []
+    for value in given.values():
+        if isinstance(value, list):
+            if any(v.written for v in value):
+                outputs.append([v.value for v in value])
+        elif value.written:
+            outputs.append(value.value)
+    return tuple(outputs)
+
+
+def _given(value: Any) -> Traced:
+    return value if isinstance(value, Traced) else Traced(value)
+
+
+@functools.cache
+def _registered(function: str) -> str:
+    """The name under which the C function is known to XLA, made known at its first use."""
+    for platform, handler in _HANDLERS.items():
+        jax.ffi.register_ffi_target(function, handler, platform=platform)
+    return function
+
+
+@functools.cache
+def _gpus() -> tuple[int, ...]:
+    """The GPUs of this process as dlkern counts them, where JAX has them too."""
+    if len(_HANDLERS) == 1:
+        return ()
+    try:
+        devices = jax.local_devices(backend="gpu")
+    except RuntimeError:
+        return ()
+    return tuple(device.local_hardware_id for device in devices)
