@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -118,7 +117,7 @@ class Traced:
         self.dtype = np.dtype(value.dtype if dtype is None else numpy_dtype(dtype))
         self.ndim = len(self.shape)
         self.address = _next_address()
-        self.written = False
+        self.written = False  # by a call that was recorded
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0  # kDLCPU: checked as there, planned for GPUs besides
@@ -130,10 +129,6 @@ class Traced:
 
     def __repr__(self) -> str:
         return f"{self.dtype.name}{list(self.shape)}"
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
 
 def _manual_axes(value: Any) -> dict[str, Any]:
@@ -155,35 +150,30 @@ def varying_alike(values: Sequence[Any]) -> list[Any]:
 
 
 def is_array(value: Any) -> bool:
-    return isinstance(value, (jax.Array, np.ndarray)) and not isinstance(value, np.generic)
+    return isinstance(value, (jax.Array, np.ndarray))
 
 
-def traced(plain: Callable[..., Any], arguments: dict[str, Any], arrays: dict[str, Any]) -> Any:
-    """``plain(**arguments, **arrays)`` by custom calls.
+def traced(
+    plain: Callable[..., Any], options: dict[str, Any], arrays: dict[str, Any], is_sequence: bool
+) -> tuple[Any, ...]:
+    """``plain(**options, **arrays)`` by custom calls.
 
     Returns
     -------
     tuple
-        What the function returns, then each argument that it updates in place.
+        What the function returns (as one list if `is_sequence`), then the new values of arguments
+        that it updates in place, in the order of `arrays`.
     """
-    given = {
-        name: [_given(v) for v in value] if isinstance(value, list) else _given(value)
-        for name, value in arrays.items()
-    }
-    result = plain(**arguments, **given)
-    results = result if isinstance(result, (tuple, list)) else (result,)
-    outputs = [r.value if isinstance(r, Traced) else r for r in results]
-    if isinstance(result, list):
-        outputs = [outputs]
-    elif result is None:
-        outputs = []
-    for value in given.values():
-        if isinstance(value, list):
-            if any(v.written for v in value):
-                outputs.append([v.value for v in value])
-        elif value.written:
-            outputs.append(value.value)
-    return tuple(outputs)
+    given = {n: list(map(_given, a)) if isinstance(a, list) else _given(a) for n, a in arrays.items()}
+    result = plain(**options, **given)
+    if is_sequence:
+        result = [list(result)]
+    elif not isinstance(result, tuple):
+        result = [] if result is None else [result]
+    updated = [
+        a for a in given.values() if any(t.written for t in (a if isinstance(a, list) else [a]))
+    ]
+    return tuple(jax.tree.map(lambda t: t.value, [*result, *updated]))
 
 
 def _given(value: Any) -> Traced:

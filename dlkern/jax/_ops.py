@@ -1,0 +1,382 @@
+"""How a row of the table of ops becomes a function of JAX.
+
+A row (:class:`Op`) says what is special about an op: where its gradient comes from and how a batch
+of it is computed at once. All else follows from the plain function: its signature, its checks, the
+shapes of its results (see ``_calls``). Names carry the meaning: the arguments of a backward op are
+found by name among the forward's arguments, its results and their gradients (``dy`` is that of the
+result ``y``), and its result ``dx`` is the gradient of the argument ``x``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import SymbolicZero
+
+import dlkern
+from dlkern.jax import _calls
+
+Names = Mapping[str, Any]
+Arrays = dict[str, Any]  # argument -> array, or list of arrays
+Step = str | Callable[..., Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Batched:
+    """A batch as one call: its arguments, and what makes the batch's results of that call's."""
+
+    options: Names
+    arrays: Arrays
+    undo: Callable[[Any], Any] = lambda result: result
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row.
+
+    Parameters
+    ----------
+    name : str
+        In ``dlkern``.
+    results : str or callable
+        Names of the results, or a function of the arguments by name that gives them.
+    updates : tuple of str
+        Arguments that the plain function updates in place; their new values are further results,
+        which are constants to differentiation.
+    gradient : sequence of str or callable, or None
+        Steps of it. ``"softmax_backward -> dx"`` names a backward op and its results; it is skipped
+        where none of these is the gradient that some argument needs. A function's parameters are
+        found by name too, and it gives further names. ``<argument>_wanted`` says whether an argument
+        needs a gradient; a parameter ``bias`` that is a flag, too. What ends in ``_shape`` is the
+        shape of an argument (``input_shape`` and ``shape``: of x). None: the op has no derivative.
+    gradients : mapping
+        Argument -> the name of its gradient where that is not "d" and the argument's name, or a
+        function that computes it.
+    derived : mapping
+        Name -> function of arguments and results by name, evaluated in the forward call.
+    saving : callable, optional
+        Arguments by name -> options that are set besides where there will be a gradient, and which
+        add results.
+    batch : callable, optional
+        (options, arrays, set of those that are batched, on axis 0) -> :class:`Batched`, or None.
+        Without it, and there, a batch is computed item by item.
+    constant : bool
+        The results are integers or do not depend on values: gradients are zero.
+    prepare : mapping
+        Array -> function that it is passed through first.
+    views : mapping
+        Array -> the dtype that its memory is read as, where JAX has it as uint32.
+    sequence : callable
+        Arguments by name -> whether the results are one, a list.
+    """
+
+    name: str
+    results: str | Callable[..., str] = "y"
+    updates: tuple[str, ...] = ()
+    gradient: Sequence[Step] | None = None
+    gradients: Mapping[str, Any] = field(default_factory=dict)
+    derived: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    saving: Callable[..., Names] | None = None
+    batch: Callable[[Names, Arrays, set[str]], Batched | None] | None = None
+    constant: bool = False
+    prepare: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    views: Mapping[str, str] = field(default_factory=dict)
+    sequence: Callable[..., bool] = lambda: False
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Static:
+    """Names whose values are no arrays, beside saved arrays."""
+
+    items: tuple[tuple[str, Any], ...]
+
+
+FUNCTIONS: dict[str, Function] = {}
+
+
+def register(rows: Iterable[Op]) -> None:
+    """Fills FUNCTIONS: every op of dlkern, by its row or the defaults."""
+    by_name = {row.name: row for row in rows}
+    for name in dlkern.__all__:
+        plain = getattr(dlkern, name)
+        is_op = inspect.isfunction(plain) and plain.__module__ != "dlkern._core"
+        if is_op and "stream" in _parameters(plain):
+            FUNCTIONS[name] = Function(by_name.pop(name, Op(name)))
+    if by_name:
+        raise TypeError(f"{', '.join(by_name)}: no function of dlkern")
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _is_left_out(name: str) -> bool:
+    """Parameters of the plain functions that write to what they are given, or name a stream."""
+    is_out = name == "out" or (name.startswith("out_") and name != "out_dtype")
+    return is_out or name in ("stream", "accumulate", "grad_out")
+
+
+class Function:
+    """A row as a function: the plain one's name, arguments and results, on JAX arrays."""
+
+    def __init__(self, row: Op) -> None:
+        self.row, self.plain = row, getattr(dlkern, row.name)
+        signature = inspect.signature(self.plain)
+        kept = [p for n, p in signature.parameters.items() if not _is_left_out(n)]
+        self.__name__ = self.__qualname__ = row.name
+        self.__module__ = "dlkern.jax"
+        self.__doc__ = f":func:`dlkern.{row.name}` of JAX arrays."
+        self.__signature__ = signature.replace(parameters=kept)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        bound = self.__signature__.bind(*args, **kwargs)
+        bound.apply_defaults()
+        options, arrays = self._sorted(bound.arguments)
+        results = self.run(options, arrays)
+        if len(results) > 1:
+            return results
+        return tuple(results[0]) if isinstance(results[0], list) else results[0]
+
+    def run(self, options: Names, arrays: Arrays) -> tuple[Any, ...]:
+        """All results; updated arguments come last."""
+        leaves, tree = jax.tree.flatten(arrays)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        if self.row.constant:
+            leaves = [jax.lax.stop_gradient(leaf) for leaf in leaves]
+        arrays = jax.tree.unflatten(tree, _calls.varying_alike(leaves))
+        return _differentiable(self.row.name, self._frozen(options))(arrays)
+
+    def _sorted(self, arguments: Names) -> tuple[dict[str, Any], Arrays]:
+        options, arrays = {}, {}
+        for name, value in arguments.items():
+            is_list = isinstance(value, (list, tuple)) and any(map(_calls.is_array, value))
+            if is_list:
+                arrays[name] = list(value)
+            elif _calls.is_array(value):
+                arrays[name] = self.row.prepare.get(name, jnp.asarray)(value)
+            else:
+                options[name] = value
+        if not arrays:
+            raise TypeError(f"dlkern.jax.{self.row.name}: no argument is a JAX or NumPy array")
+        return options, arrays
+
+    def _frozen(self, options: Names) -> tuple[tuple[str, Any], ...]:
+        frozen = tuple((name, _frozen(value)) for name, value in options.items())
+        for name, value in frozen:
+            try:
+                hash(value)
+            except TypeError:
+                kind = type(value).__name__
+                raise TypeError(
+                    f"dlkern.jax.{self.row.name}: {name} is {kind}, expected a static value"
+                ) from None
+        return frozen
+
+    # ---- The pieces that JAX's transformations are given ----------------------------------------
+
+    def computed(self, options: Names, arrays: Arrays) -> tuple[Any, ...]:
+        """By custom calls; a batch one after the other."""
+        ordered = {n: arrays[n] for n in _parameters(self.plain) if n in arrays}
+        for name, dtype in self.row.views.items():
+            if name in ordered and ordered[name].dtype == jnp.uint32:
+                words = ordered[name]
+                ordered[name] = _calls.Traced(words, (words.size // 2,), dtype)
+        is_sequence = _call(self.row.sequence, {**options, **arrays})
+        return _calls.traced(self.plain, dict(options), ordered, is_sequence)
+
+    def result_names(self, options: Names, arrays: Arrays) -> list[str]:
+        names = self.row.results
+        if callable(names):
+            names = _call(names, {**options, **arrays})
+        return [*names.split(), *(f"new_{n}" for n in self.row.updates if n in arrays)]
+
+    def forward(self, options: Names, arrays: Arrays, wanted: Mapping[str, bool]) -> Any:
+        """The results, and what the gradient needs of arguments and results."""
+        steps = self._steps(wanted)
+        full = dict(options)
+        if self.row.saving is not None:
+            full.update(_call(self.row.saving, {**options, **arrays}))
+        results = dict(
+            zip(self.result_names(full, arrays),
+                _batchable(self.row.name, self._frozen(full))(arrays), strict=True)
+        )  # fmt: skip
+        names = {**options, **arrays, **results}
+        names.update({name: _call(f, names) for name, f in self.row.derived.items()})
+        saved: Arrays = {}
+        static: dict[str, Any] = {f"{name}_wanted": value for name, value in wanted.items()}
+        for name in _needed([*steps, *self._gradient_functions(wanted)]):
+            if name in options:
+                static[name] = options[name]
+            elif name in names and isinstance(names[name], (jax.Array, list)):
+                saved[name] = names[name]
+            elif name in names:
+                static[name] = names[name]
+            elif (shape := _shape_of(name, arrays)) is not None:
+                static[name] = shape
+        outputs = tuple(results[name] for name in self.result_names(options, arrays))
+        return outputs, (saved, _Static(tuple((n, _frozen(v)) for n, v in static.items())))
+
+    def backward(self, outputs: Sequence[str], residuals: Any, cotangents: Any) -> Arrays:
+        saved, static = residuals
+        names = {**dict(static.items), **saved}
+        for name, cotangent in zip(outputs, cotangents, strict=True):
+            if not name.startswith("new_"):
+                names[f"d{name}"] = _instantiated(cotangent)
+        wanted = {n.removesuffix("_wanted"): v for n, v in names.items() if n.endswith("_wanted")}
+        for step in self._steps(wanted):
+            names.update(_run_step(step, names))
+        return {name: self._gradient(name, names) if w else None for name, w in wanted.items()}
+
+    def _gradient(self, name: str, names: Names) -> Any:
+        source = self.row.gradients.get(name, f"d{name}")
+        gradient = _call(source, names) if callable(source) else names.get(source)
+        if gradient is None:
+            raise NotImplementedError(
+                f"dlkern.jax.{self.row.name} has no derivative by {name}: pass it through "
+                "jax.lax.stop_gradient"
+            )
+        return gradient
+
+    def _gradient_functions(self, wanted: Mapping[str, bool]) -> list[Callable[..., Any]]:
+        return [f for n, f in self.row.gradients.items() if callable(f) and wanted.get(n)]
+
+    def _steps(self, wanted: Mapping[str, bool]) -> list[Step]:
+        """Those that some wanted gradient needs. A function decides for itself what it computes."""
+        sources = [self.row.gradients.get(n, f"d{n}") for n, w in wanted.items() if w]
+        if not sources:
+            return []
+        if self.row.gradient is None:
+            why = ": a second derivative" if "_backward" in self.row.name else ""
+            raise NotImplementedError(f"dlkern.jax.{self.row.name} has no derivative{why}")
+        functions = [s for s in (*sources, *self.row.gradient) if callable(s)]
+        asked = {s for s in sources if isinstance(s, str)}
+        asked |= {name for f in functions for name in _parameters(f)}
+        return [s for s in self.row.gradient if callable(s) or asked & set(_products(s))]
+
+
+# ---- Steps of a gradient -------------------------------------------------------------------------
+
+
+def _products(step: str) -> list[str]:
+    return step.partition("->")[2].split()
+
+
+def _function_of(step: Step) -> Callable[..., Any]:
+    return step if callable(step) else FUNCTIONS[step.partition("->")[0].strip()]
+
+
+def _needed(steps: Iterable[Step]) -> list[str]:
+    return list(dict.fromkeys(n for step in steps for n in _parameters(_function_of(step))))
+
+
+def _run_step(step: Step, names: Names) -> Mapping[str, Any]:
+    function = _function_of(step)
+    if callable(step):
+        return _call(step, names)
+    arguments = {}
+    for name, parameter in _parameters(function).items():
+        if name == "bias":  # whether its gradient is wanted, or the array where that is needed
+            is_flag = "bool" in str(parameter.annotation)
+            bias = names.get("bias")
+            arguments[name] = names.get("bias_wanted", False) if is_flag or bias is None else bias
+        elif name in names:
+            arguments[name] = names[name]
+    results = function(**arguments)
+    products = _products(step)
+    return dict(zip(products, (results,) if len(products) == 1 else results, strict=False))
+
+
+def _call(function: Callable[..., Any], names: Names) -> Any:
+    """With the arguments that it names; None for what is not there."""
+    return function(
+        *(
+            names.get(name, None if p.default is p.empty else p.default)
+            for name, p in _parameters(function).items()
+        )
+    )
+
+
+def _shape_of(name: str, arrays: Arrays) -> tuple[int, ...] | int | None:
+    if name == "num_embeddings":
+        return arrays["weight"].shape[0]
+    stem = {"input_shape": "x", "shape": "x"}.get(name, name.removesuffix("_shape"))
+    return arrays[stem].shape if name.endswith("shape") and stem in arrays else None
+
+
+def _instantiated(cotangent: Any) -> Any:
+    return jax.tree.map(
+        lambda c: jnp.zeros(c.shape, c.dtype) if isinstance(c, SymbolicZero) else c,
+        cotangent,
+        is_leaf=lambda c: isinstance(c, SymbolicZero),
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+# ---- JAX's transformations -----------------------------------------------------------------------
+# For each op and each choice of its options one function of arrays alone.
+
+
+@functools.lru_cache(maxsize=4096)
+def _differentiable(name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    function, named = FUNCTIONS[name], dict(options)
+
+    @jax.custom_vjp
+    def call(arrays: Arrays) -> Any:
+        return _batchable(name, options)(arrays)
+
+    def forward(arrays: Arrays) -> Any:
+        values = jax.tree.map(lambda a: a.value, arrays)
+        wanted = {n: any(leaf.perturbed for leaf in jax.tree.leaves(a)) for n, a in arrays.items()}
+        outputs, residuals = function.forward(named, values, wanted)
+        return outputs, residuals
+
+    def backward(residuals: Any, cotangents: Any) -> tuple[Arrays]:
+        present = {n.removesuffix("_wanted"): 0 for n, _ in residuals[1].items}
+        outputs = function.result_names(named, present)
+        return (function.backward(outputs, residuals, cotangents),)
+
+    call.defvjp(forward, backward, symbolic_zeros=True)
+    call.__name__ = name
+    return jax.jit(call, inline=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _batchable(name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    function, named = FUNCTIONS[name], dict(options)
+
+    def call(arrays: Arrays) -> Any:
+        return function.computed(named, arrays)
+
+    if function.row.batch is None:
+        return call
+    batch = function.row.batch
+    with_rule = custom_vmap(call)
+
+    @with_rule.def_vmap
+    def rule(axis_size: int, in_batched: list[Any], arrays: Arrays) -> Any:
+        (is_batched,) = in_batched
+        names = {n for n, b in is_batched.items() if any(jax.tree.leaves(b))}
+        form = None
+        if all(all(jax.tree.leaves(is_batched[n])) for n in names):
+            form = batch(named, arrays, names)
+        if form is None:
+            axes = jax.tree.map(lambda b: 0 if b else None, is_batched)
+            results = jax.vmap(call, in_axes=(axes,), axis_size=axis_size)(arrays)
+        else:
+            results = _batchable(name, function._frozen(form.options))(form.arrays)
+            results = jax.tree.map(form.undo, results)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return with_rule
+
