@@ -213,24 +213,26 @@ class Function:
         saved: Arrays = {}
         static: dict[str, Any] = {f"{name}_wanted": value for name, value in wanted.items()}
         for name in _needed([*steps, *self._gradient_functions(wanted)]):
-            if name in options:
-                static[name] = options[name]
-            elif name in names and isinstance(names[name], (jax.Array, list)):
-                saved[name] = names[name]
-            elif name in names:
-                static[name] = names[name]
-            elif (shape := _shape_of(name, arrays)) is not None:
-                static[name] = shape
+            value = names[name] if name in names else _shape_of(name, arrays)
+            if isinstance(value, (jax.Array, list)):
+                saved[name] = value
+            elif value is not None:
+                static[name] = value
         outputs = tuple(results[name] for name in self.result_names(options, arrays))
         return outputs, (saved, _Static(tuple((n, _frozen(v)) for n, v in static.items())))
 
     def backward(self, outputs: Sequence[str], residuals: Any, cotangents: Any) -> Arrays:
         saved, static = residuals
         names = {**dict(static.items), **saved}
-        for name, cotangent in zip(outputs, cotangents, strict=True):
-            if not name.startswith("new_"):
-                names[f"d{name}"] = _instantiated(cotangent)
         wanted = {n.removesuffix("_wanted"): v for n, v in names.items() if n.endswith("_wanted")}
+        given = {
+            f"d{name}": cotangent
+            for name, cotangent in zip(outputs, cotangents, strict=True)
+            if not name.startswith("new_")
+        }
+        if all(map(_is_zero, jax.tree.leaves(given))):
+            return dict.fromkeys(wanted)
+        names.update((name, _instantiated(cotangent)) for name, cotangent in given.items())
         for step in self._steps(wanted):
             names.update(_run_step(step, names))
         return {name: self._gradient(name, names) if w else None for name, w in wanted.items()}
@@ -243,7 +245,7 @@ class Function:
                 f"dlkern.jax.{self.row.name} has no derivative by {name}: pass it through "
                 "jax.lax.stop_gradient"
             )
-        return gradient
+        return list(gradient) if isinstance(gradient, tuple) else gradient
 
     def _gradient_functions(self, wanted: Mapping[str, bool]) -> list[Callable[..., Any]]:
         return [f for n, f in self.row.gradients.items() if callable(f) and wanted.get(n)]
@@ -291,7 +293,9 @@ def _run_step(step: Step, names: Names) -> Mapping[str, Any]:
             arguments[name] = names[name]
     results = function(**arguments)
     products = _products(step)
-    return dict(zip(products, (results,) if len(products) == 1 else results, strict=False))
+    if len(products) == 1 or not isinstance(results, tuple):
+        results = (results,)
+    return dict(zip(products, results, strict=False))
 
 
 def _call(function: Callable[..., Any], names: Names) -> Any:
@@ -311,12 +315,19 @@ def _shape_of(name: str, arrays: Arrays) -> tuple[int, ...] | int | None:
     return arrays[stem].shape if name.endswith("shape") and stem in arrays else None
 
 
+def _is_zero(cotangent: Any) -> bool:
+    return isinstance(cotangent, SymbolicZero) or cotangent.dtype == jax.dtypes.float0
+
+
 def _instantiated(cotangent: Any) -> Any:
-    return jax.tree.map(
-        lambda c: jnp.zeros(c.shape, c.dtype) if isinstance(c, SymbolicZero) else c,
-        cotangent,
-        is_leaf=lambda c: isinstance(c, SymbolicZero),
-    )
+    """As an array, a list of them, or None for what has no gradient."""
+    if isinstance(cotangent, (list, tuple)):
+        return [_instantiated(c) for c in cotangent]
+    if cotangent is None or cotangent.dtype == jax.dtypes.float0:
+        return None
+    if isinstance(cotangent, SymbolicZero):
+        return jnp.zeros(cotangent.shape, cotangent.dtype)
+    return cotangent
 
 
 def _frozen(value: Any) -> Any:

@@ -310,8 +310,8 @@ def _permuted_back(dy: Any, axes: tuple[int, ...]) -> Mapping[str, Any]:
 
 ROWS += [
     Op("permute", gradient=[_permuted_back]),
-    Op("nchw_to_nhwc", gradient=["nhwc_to_nchw -> dx"], batch=batch.folded("x")),
-    Op("nhwc_to_nchw", gradient=["nchw_to_nhwc -> dx"], batch=batch.folded("x")),
+    Op("nchw_to_nhwc", gradient=[lambda dy: {"dx": _run("nhwc_to_nchw", dy)}], batch=batch.folded("x")),
+    Op("nhwc_to_nchw", gradient=[lambda dy: {"dx": _run("nchw_to_nhwc", dy)}], batch=batch.folded("x")),
     Op("contiguous", gradient=[lambda dy: {"dx": dy}], batch=batch.leading("x")),
     Op("cast", gradient=[lambda dy, x_dtype: {"dx": _run("cast", dy, x_dtype)}],
        derived={"x_dtype": lambda x: x.dtype.name}, batch=batch.leading("x")),

@@ -8,6 +8,8 @@
 //     workspace  bytes of scratch memory, for which there is one further result; 0: none
 // The scratch memory is a result and no allocation at run time, so that XLA may record the call in
 // a command buffer and replay it.
+#include <cfenv>
+
 #include "ffi/recorded.h"
 #include "ffi/replay.h"
 
@@ -99,9 +101,25 @@ xffi::Error run(DLDevice device, void* stream, const Buffers& buffers, std::stri
   }
 }
 
+// XLA's threads flush denormal numbers to zero, and those of dlkern do not.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint() {
+    std::fegetenv(&saved_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&saved_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t saved_;
+};
+
 xffi::Error run_on_host(xffi::RemainingArgs operands, xffi::RemainingRets results,
                         std::string_view function, xffi::Span<const uint8_t> record,
                         xffi::Span<const int32_t> places, int64_t workspace) {
+  const DefaultFloatingPoint guard;
   return run({kDLCPU, 0}, nullptr, {operands, results}, function, record, places, workspace);
 }
 
