@@ -31,7 +31,7 @@ class Adapter:
     trusts_exchange_api = True
     #: ... and so may its allocator.
     allocates_by_api = True
-    #: Arrays have no memory: calls are recorded, each is told to planned(). See src/pyx/recorded.pxi.
+    #: Arrays have no memory: calls are recorded, and told to planned(). See src/pyx/recorded.pxi.
     traced = False
     #: Called as check(where, array) before an array is used, to refuse what DLPack would hide.
     check: Any = None
@@ -334,7 +334,7 @@ _ADAPTERS: dict[str, type[Adapter]] = {
 
 
 def adapter_of(cls: type) -> Adapter:
-    """The adapter of an array type: its own, or by the framework of its nearest known base class."""
+    """The adapter of an array type: its own, or that of its nearest known base class."""
     own = cls.__dict__.get("_dlkern_adapter")
     if own is not None:
         return own(cls)

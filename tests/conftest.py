@@ -2,6 +2,7 @@
 
 ``backend``  arrays on the CPU, then on the GPU (marked ``gpu``): see backends.py
 ``each_gpu`` arrays on the GPU by each framework that backends.py knows
+``jax_device`` a device of JAX: the CPU, then the GPU
 ``dtype``    each floating dtype's name
 ``rng``      a generator with a fixed seed
 
@@ -31,6 +32,8 @@ from oracle import FLOATS
 
 # JAX would take three quarters of the GPU's memory for itself at its first array.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# Devices for what is spread over several.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 # What has been tuned on this machine does not decide which kernels are tested.
 os.environ["DLKERN_CACHE"] = os.devnull
 
@@ -66,6 +69,18 @@ def nvcc():
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def backend(request):
     return get_backend("cpu" if request.param == "cpu" else gpu_name())
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def jax_device(request):
+    """A device of JAX, on which its arrays are made during the test."""
+    jax = pytest.importorskip("jax")
+    try:
+        (device, *_) = jax.devices(request.param)
+    except RuntimeError:
+        pytest.skip("JAX has no GPU")
+    with jax.default_device(device):
+        yield device
 
 
 @pytest.fixture

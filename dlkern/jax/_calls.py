@@ -1,10 +1,10 @@
 """From a plain function to custom calls of XLA.
 
 A plain function is called with :class:`Traced` arrays, which have a shape and a dtype but no memory.
-Each call of the C library that it makes is checked and planned as always, and then recorded instead
-of run: :meth:`_TracedAdapter.planned` turns the record into a custom call on the JAX values that the
-arrays stand for. So there is no second description of any op here, neither of its arguments nor of
-its results.
+Each call of the C library that it makes is checked and planned as always, and then recorded
+instead of run: :meth:`_TracedAdapter.planned` turns the record into a custom call on the JAX values
+that the arrays stand for. So there is no second description of any op here, neither of its arguments
+nor of its results.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class _TracedAdapter(Adapter):
             else:
                 buffers[address] = len(operands)
                 operands.append(array.value)
-        manual = _manual_axes(operands[0])
-        specs = [jax.ShapeDtypeStruct(r.shape, r.dtype, **manual) for r in results]
+        placement = _placement(operands[0])
+        specs = [jax.ShapeDtypeStruct(r.shape, r.dtype, **placement) for r in results]
         if workspace_bytes:
             workspace_bytes += 256  # XLA's alignment is less than ours
-            specs.append(jax.ShapeDtypeStruct((workspace_bytes,), np.uint8, **manual))
+            specs.append(jax.ShapeDtypeStruct((workspace_bytes,), np.uint8, **placement))
         call = jax.ffi.ffi_call(
             _registered(function), specs, vmap_method="sequential", input_output_aliases=aliases
         )
@@ -131,16 +131,17 @@ class Traced:
         return f"{self.dtype.name}{list(self.shape)}"
 
 
-def _manual_axes(value: Any) -> dict[str, Any]:
-    """How a value varies over the devices of a shard_map, for a result that does alike."""
+def _placement(value: Any) -> dict[str, Any]:
+    """Of a result: inside shard_map it varies over the devices as the operand does."""
     aval = jax.typeof(value)
-    name = "manual_axis_type" if hasattr(aval, "manual_axis_type") else "vma"
-    return {name: getattr(aval, name)}
+    if aval.sharding.mesh.empty:
+        return {}
+    replicated = jax.sharding.NamedSharding(aval.sharding.mesh, jax.sharding.PartitionSpec())
+    return {"sharding": replicated, "manual_axis_type": aval.manual_axis_type}
 
 
 def _varying(value: Any) -> frozenset[Any]:
-    aval = jax.typeof(value)
-    return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma
+    return jax.typeof(value).manual_axis_type.varying
 
 
 def varying_alike(values: Sequence[Any]) -> list[Any]:
@@ -164,7 +165,9 @@ def traced(
         What the function returns (as one list if `is_sequence`), then the new values of arguments
         that it updates in place, in the order of `arrays`.
     """
-    given = {n: list(map(_given, a)) if isinstance(a, list) else _given(a) for n, a in arrays.items()}
+    given = {
+        n: list(map(_given, a)) if isinstance(a, list) else _given(a) for n, a in arrays.items()
+    }
     result = plain(**options, **given)
     if is_sequence:
         result = [list(result)]

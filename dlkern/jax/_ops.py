@@ -137,7 +137,10 @@ class Function:
         self.__signature__ = signature.replace(parameters=kept)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        bound = self.__signature__.bind(*args, **kwargs)
+        try:
+            bound = self.__signature__.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"dlkern.jax.{self.row.name}: {error}") from None
         bound.apply_defaults()
         options, arrays = self._sorted(bound.arguments)
         results = self.run(options, arrays)
@@ -162,6 +165,8 @@ class Function:
                 arrays[name] = list(value)
             elif _calls.is_array(value):
                 arrays[name] = self.row.prepare.get(name, jnp.asarray)(value)
+            elif name.endswith("dtype") and value is not None:
+                options[name] = jax.dtypes.canonicalize_dtype(value).name
             else:
                 options[name] = value
         if not arrays:
@@ -204,10 +209,8 @@ class Function:
         full = dict(options)
         if self.row.saving is not None:
             full.update(_call(self.row.saving, {**options, **arrays}))
-        results = dict(
-            zip(self.result_names(full, arrays),
-                _batchable(self.row.name, self._frozen(full))(arrays), strict=True)
-        )  # fmt: skip
+        values = _differentiable(self.row.name, self._frozen(full))(arrays)
+        results = dict(zip(self.result_names(full, arrays), values, strict=True))
         names = {**options, **arrays, **results}
         names.update({name: _call(f, names) for name, f in self.row.derived.items()})
         saved: Arrays = {}
@@ -390,4 +393,3 @@ def _batchable(name: str, options: tuple[tuple[str, Any], ...]) -> Callable[...,
         return results, jax.tree.map(lambda _: True, results)
 
     return with_rule
-

@@ -106,15 +106,17 @@ ROWS += [
 
 
 def _through_activation(
-    dy: Any, preactivation: Any, activation: str | None, alpha: float | None
+    dy: Any, dpreactivation: Any, preactivation: Any, activation: str | None, alpha: float | None
 ) -> Mapping[str, Any]:
     """From y to the preactivation; a residual is added behind the activation."""
     if activation is None:
-        return {"dz": dy}
-    if activation == "gelu_tanh":
-        return {"dz": _run("gelu_backward", dy, preactivation, "tanh")}
-    options = () if alpha is None else (alpha,)
-    return {"dz": _run(f"{activation}_backward", dy, preactivation, *options)}
+        dz = dy
+    elif activation == "gelu_tanh":
+        dz = _run("gelu_backward", dy, preactivation, "tanh")
+    else:
+        options = () if alpha is None else (alpha,)
+        dz = _run(f"{activation}_backward", dy, preactivation, *options)
+    return {"dz": dz if dpreactivation is None else _run("add", dz, dpreactivation)}
 
 
 def _linear_input(dz: Any, weight: Any, precision: str, batch_invariant: bool,
@@ -132,6 +134,23 @@ def _linear_weight(dz: Any, x: Any, precision: str, weight_wanted: bool,
     dweight, dbias = _run("linear_backward_weight", dz, x, bias=bool(bias_wanted),
                           precision=precision)  # fmt: skip
     return {"dweight": dweight, "dbias": dbias}
+
+
+# Second derivatives: products again.
+
+
+def _linear_input_gradients(ddx: Any, dy: Any, weight: Any, activation: str | None,
+                            precision: str) -> Mapping[str, Any]:  # fmt: skip
+    if activation is not None:
+        return {}
+    return {"ddy": _run("linear", ddx, weight, precision=precision),
+            "dweight": _run("linear_backward_weight", dy, ddx, precision=precision)[0]}  # fmt: skip
+
+
+def _linear_weight_gradients(ddweight: Any, ddbias: Any, dy: Any, x: Any,
+                             precision: str) -> Mapping[str, Any]:  # fmt: skip
+    return {"ddy": _run("linear", x, ddweight, ddbias, precision=precision),
+            "dx": _run("linear_backward_input", dy, ddweight, precision=precision)}  # fmt: skip
 
 
 def _matmul_gradients(dda: Any, ddb: Any, dy: Any, a: Any, b: Any, alpha: float,
@@ -171,8 +190,9 @@ ROWS += [
        gradients={"residual": lambda dy, residual_shape: _summed(dy, residual_shape)},
        saving=lambda activation: {"preactivation": True} if activation is not None else {},
        batch=batch.leading("x", "residual")),
-    Op("linear_backward_input", "dx", batch=batch.leading("dy", "preactivation")),
-    Op("linear_backward_weight", "dweight dbias"),
+    Op("linear_backward_input", "dx", gradient=[_linear_input_gradients],
+       batch=batch.leading("dy", "preactivation")),
+    Op("linear_backward_weight", "dweight dbias", gradient=[_linear_weight_gradients]),
     Op("grouped_matmul", gradient=[_grouped_gradients], gradients={"bias": _grouped_bias}),
 ]  # fmt: skip
 
@@ -192,20 +212,60 @@ def _save_indices(kernel: Any, return_indices: bool) -> Mapping[str, Any]:
     return {"return_indices": True, "index_dtype": "uint8" if taps <= 256 else "int32"}
 
 
-for _name in ("conv", "conv_transpose"):
-    ROWS += [
-        Op(_name, gradient=[f"{_name}_backward_input -> dx",
-                            f"{_name}_backward_weight -> dweight dbias"],
-           batch=batch.folded("x")),
-        Op(f"{_name}_backward_input", "dx", batch=batch.folded("dy")),
-        Op(f"{_name}_backward_weight", "dweight dbias"),
+def _conv(name: str) -> list[Op]:
+    transposed = name == "conv_transpose"
+
+    def window(stride: Any, padding: Any, output_padding: Any, dilation: Any, groups: int,
+               layout: str, precision: str) -> dict[str, Any]:  # fmt: skip
+        more = {"output_padding": output_padding} if transposed else {}
+        return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
+                "layout": layout, "precision": precision, **more}  # fmt: skip
+
+    # Second derivatives: convolutions again.
+    def of_input(ddx: Any, dy: Any, weight: Any, stride: Any, padding: Any, output_padding: Any,
+                 dilation: Any, groups: int, layout: str, precision: str) -> Any:  # fmt: skip
+        w = window(stride, padding, output_padding, dilation, groups, layout, precision)
+        dweight, _ = _run(f"{name}_backward_weight", dy, ddx, weight.shape, **w)
+        return {"ddy": _run(name, ddx, weight, **w), "dweight": dweight}
+
+    def of_weight(ddweight: Any, ddbias: Any, dy: Any, x: Any, stride: Any, padding: Any,
+                  output_padding: Any, dilation: Any, groups: int, layout: str,
+                  precision: str) -> Any:  # fmt: skip
+        w = window(stride, padding, output_padding, dilation, groups, layout, precision)
+        dx = _run(f"{name}_backward_input", dy, ddweight, x.shape, **w)
+        return {"ddy": _run(name, x, ddweight, ddbias, **w), "dx": dx}
+
+    return [
+        Op(name, gradient=[f"{name}_backward_input -> dx",
+                           f"{name}_backward_weight -> dweight dbias"], batch=batch.folded("x")),
+        Op(f"{name}_backward_input", "dx", gradient=[of_input], batch=batch.folded("dy")),
+        Op(f"{name}_backward_weight", "dweight dbias", gradient=[of_weight]),
     ]  # fmt: skip
-for _name in ("avg_pool", "adaptive_avg_pool"):
-    ROWS += [
-        Op(_name, gradient=[f"{_name}_backward -> dx"], batch=batch.folded("x")),
-        Op(f"{_name}_backward", "dx", batch=batch.folded("dy")),
-    ]
+
+
+ROWS += [*_conv("conv"), *_conv("conv_transpose")]
+
+
+def _averaged(ddx: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
+              count_include_pad: bool, divisor_override: Any, layout: str) -> Any:  # fmt: skip
+    return {"ddy": _run("avg_pool", ddx, kernel, stride=stride, padding=padding,
+                        ceil_mode=ceil_mode, count_include_pad=count_include_pad,
+                        divisor_override=divisor_override, layout=layout)}  # fmt: skip
+
+
+def _extents(dy: Any, layout: str) -> tuple[int, ...]:
+    return dy.shape[1:-1] if layout.endswith("C") else dy.shape[2:]
+
+
 ROWS += [
+    Op("avg_pool", gradient=["avg_pool_backward -> dx"], batch=batch.folded("x")),
+    Op("avg_pool_backward", "dx", gradient=[_averaged], batch=batch.folded("dy")),
+    Op("adaptive_avg_pool", gradient=["adaptive_avg_pool_backward -> dx"],
+       batch=batch.folded("x")),
+    Op("adaptive_avg_pool_backward", "dx", derived={"output_size": _extents},
+       gradient=[lambda ddx, output_size, layout: {
+           "ddy": _run("adaptive_avg_pool", ddx, output_size, layout=layout)}],
+       batch=batch.folded("dy")),
     Op("max_pool", _with_indices, gradient=["max_pool_backward -> dx"], saving=_save_indices,
        batch=batch.folded("x")),
     Op("adaptive_max_pool", _with_indices, gradient=["adaptive_max_pool_backward -> dx"],
@@ -235,7 +295,7 @@ def _stats_results(return_stats: bool) -> str:
     return "y mean rstd" if return_stats else "y"
 
 
-_SAVE_STATS = {"saving": lambda: {"return_stats": True}}
+_SAVE_STATS: dict[str, Any] = {"saving": lambda: {"return_stats": True}}
 _ROWS_NORM: dict[str, Any] = {
     "gradients": {"residual": "dx"},
     "derived": {"x": lambda x, residual_out: x if residual_out is None else residual_out},
@@ -285,7 +345,18 @@ ROWS += [
 
 # ---- Reductions ----------------------------------------------------------------------------------
 
-for _name, _saved in (("sum", ()), ("mean", ()), ("max", ("x", "y")), ("min", ("x", "y")),
+
+def _reduced_again(name: str) -> Any:
+    return lambda ddx, axis, keepdims: {"ddy": _run(name, ddx, axis, keepdims=keepdims)}
+
+
+for _name in ("sum", "mean"):
+    ROWS += [
+        Op(_name, gradient=[f"{_name}_backward -> dx"], batch=batch.reduced("x")),
+        Op(f"{_name}_backward", "dx", gradient=[_reduced_again(_name)], batch=batch.reduced("dy"),
+           derived={"keepdims": lambda dy, shape: dy.ndim == len(shape)}),
+    ]  # fmt: skip
+for _name, _saved in (("max", ("x", "y")), ("min", ("x", "y")),
                       ("prod", ("x",)), ("logsumexp", ("x", "y")), ("vector_norm", ("x", "y")),
                       ("var", ("x",)), ("std", ("x", "y"))):  # fmt: skip
     ROWS += [
@@ -310,8 +381,10 @@ def _permuted_back(dy: Any, axes: tuple[int, ...]) -> Mapping[str, Any]:
 
 ROWS += [
     Op("permute", gradient=[_permuted_back]),
-    Op("nchw_to_nhwc", gradient=[lambda dy: {"dx": _run("nhwc_to_nchw", dy)}], batch=batch.folded("x")),
-    Op("nhwc_to_nchw", gradient=[lambda dy: {"dx": _run("nchw_to_nhwc", dy)}], batch=batch.folded("x")),
+    Op("nchw_to_nhwc", gradient=[lambda dy: {"dx": _run("nhwc_to_nchw", dy)}],
+       batch=batch.folded("x")),
+    Op("nhwc_to_nchw", gradient=[lambda dy: {"dx": _run("nchw_to_nhwc", dy)}],
+       batch=batch.folded("x")),
     Op("contiguous", gradient=[lambda dy: {"dx": dy}], batch=batch.leading("x")),
     Op("cast", gradient=[lambda dy, x_dtype: {"dx": _run("cast", dy, x_dtype)}],
        derived={"x_dtype": lambda x: x.dtype.name}, batch=batch.leading("x")),

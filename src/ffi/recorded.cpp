@@ -70,7 +70,7 @@ Replay* find_replay(std::string_view name) {
 
 }  // namespace dlkern::ffi
 
-#define DLK_DEFINE(name)                      \
+#define DLK_DEFINE(name)                          \
   static constexpr char name_of_##name[] = #name; \
   decltype(&name) recorded_##name = dlkern::ffi::recorded<&name, name_of_##name>();
 DLK_FUNCTIONS(DLK_DEFINE)

@@ -48,7 +48,7 @@ cdef size_t workspace_on(const dlk_record* record, object gpus) except? 0:
 
 
 cdef object hand_over(Framework framework, str op, list arrays):
-    """Tells a traced framework of the C call that was just planned; `arrays` are those of the Call."""
+    """Tells a traced framework of the C call that was just planned; `arrays`: those of the Call."""
     record = dlk_last_record()
     addresses = tuple([<uintptr_t>record.data[i] for i in range(record.tensors)])
     framework.adapter.planned(
