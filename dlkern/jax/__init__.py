@@ -18,31 +18,32 @@ tracers or NumPy arrays; all other arguments are static. Mistakes raise what the
 raises, when the call is traced.
 
 - **Updates in place.** Where the plain function updates an argument (optimizer steps, running
-  statistics), the new values are further results, in the order of the arguments:
-  ``param, momentum = sgd_step(param, grad, momentum, lr=0.1)``. With ``donate_argnums`` that is done
-  in the donated memory, else in a copy.
-- **Random numbers.** ``rng`` of `dropout` is a key of ``jax.random`` (its seed is taken), or seed and
-  offset as the plain function has them; use a fresh key for each call.
-- **Derivatives** are reverse-mode (``jax.custom_vjp``), computed by the ``_backward`` ops and only for
-  the arguments that need one. Statistics, indices and updated arguments count as constants.
-- **Batches.** ``vmap`` of element-wise ops, of ops along an axis or over rows, of products and of ops
-  on images is one call on a larger array; others run item by item, and so do those where the batch
-  is of weights.
+  statistics), the new values are further results, in the order of the arguments: ``param, momentum
+  = sgd_step(param, grad, momentum, lr=0.1)``. With ``donate_argnums`` that is done in the donated
+  memory, else in a copy.
+- **Random numbers.** ``rng`` of `dropout` is a key of ``jax.random`` (its seed is taken), or seed
+  and offset as the plain function has them; use a fresh key for each call.
+- **Derivatives** are reverse-mode (``jax.custom_vjp``), computed by the ``_backward`` ops and only
+  for the arguments that need one. Statistics, indices and updated arguments count as constants.
+- **Batches.** ``vmap`` of element-wise ops, of ops along an axis or over rows, of products and of
+  ops on images is one call on a larger array; others run item by item, and so do those where the
+  batch is of weights.
 - **Several devices.** Inside ``shard_map`` each device computes its part. Outside of it XLA cannot
   see into a call: sharded arguments are gathered first, and every device computes the whole.
 
 Not supported:
 
 - Forward mode (``jvp``, ``jacfwd``, ``linearize``), since the ops have no such derivatives. Second
-  derivatives only where the first is made of ops that have one: products, convolutions, sums, means,
-  averages, rotations, dropout. Elsewhere `NotImplementedError`.
+  derivatives only where the first is made of ops that have one: products, convolutions, sums,
+  means, averages, rotations, dropout. Elsewhere `NotImplementedError`.
 - Gradients with respect to what counts as constant: class weights and probabilities of losses,
   rotary tables, running statistics; and of optimizer steps and `scaled_matmul`.
-- Arrays of symbolic shape (``jax.export`` with unknown extents): calls are planned for their shapes.
+- Arrays of symbolic shape (``jax.export`` with unknown extents): calls are planned for their
+  shapes.
 - Sums and products of integers without ``jax_enable_x64``: they are int64. Indices are int32 then.
 - ``dlkern.elementwise`` kernels, which are compiled at run time; JAX has its own way for those.
-- TPUs. A program lowered for CUDA on a machine without a GPU lacks the scratch memory that the GPU's
-  kernels ask for.
+- TPUs. A program lowered for CUDA on a machine without a GPU lacks the scratch memory that the
+  GPU's kernels ask for.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,10 @@
 """From a plain function to custom calls of XLA.
 
-A plain function is called with :class:`Traced` arrays, which have a shape and a dtype but no memory.
-Each call of the C library that it makes is checked and planned as always, and then recorded
-instead of run: :meth:`_TracedAdapter.planned` turns the record into a custom call on the JAX values
-that the arrays stand for. So there is no second description of any op here, neither of its arguments
-nor of its results.
+A plain function is called with :class:`Traced` arrays, which have a shape and a dtype but no
+memory. Each call of the C library that it makes is checked and planned as always, and then
+recorded instead of run: :meth:`_TracedAdapter.planned` turns the record into a custom call on the
+JAX values that the arrays stand for. So there is no second description of any op here, neither of
+its arguments nor of its results.
 """
 
 from __future__ import annotations
@@ -26,17 +26,12 @@ if not _HANDLERS:
         "this build of dlkern has no XLA handlers: it was built without jaxlib's headers"
     )
 
-# Distances between the made-up addresses of arrays: more than any array is large.
-_addresses = itertools.count(1 << 44, 1 << 44)
-_ADDRESSES_END = 1 << 62
+_numbers = itertools.count()
 
 
 def _next_address() -> int:
-    global _addresses
-    address = next(_addresses)
-    if address >= _ADDRESSES_END:
-        _addresses = itertools.count(1 << 44, 1 << 44)
-    return address
+    """A made-up address, farther from all others in use than any array is large."""
+    return (1 + next(_numbers) % (1 << 18)) << 44
 
 
 class _TracedAdapter(Adapter):

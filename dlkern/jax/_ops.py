@@ -53,9 +53,10 @@ class Op:
     gradient : sequence of str or callable, or None
         Steps of it. ``"softmax_backward -> dx"`` names a backward op and its results; it is skipped
         where none of these is the gradient that some argument needs. A function's parameters are
-        found by name too, and it gives further names. ``<argument>_wanted`` says whether an argument
-        needs a gradient; a parameter ``bias`` that is a flag, too. What ends in ``_shape`` is the
-        shape of an argument (``input_shape`` and ``shape``: of x). None: the op has no derivative.
+        found by name too, and it gives further names. ``<argument>_wanted`` says whether an
+        argument needs a gradient; a parameter ``bias`` that is a flag, too. What ends in ``_shape``
+        is the shape of an argument (``input_shape`` and ``shape``: of x). None: the op has no
+        derivative.
     gradients : mapping
         Argument -> the name of its gradient where that is not "d" and the argument's name, or a
         function that computes it.
