@@ -220,7 +220,7 @@ class Function:
             value = names[name] if name in names else _shape_of(name, arrays)
             if isinstance(value, (jax.Array, list)):
                 saved[name] = value
-            elif value is not None:
+            elif value is not None or name in names:
                 static[name] = value
         outputs = tuple(results[name] for name in self.result_names(options, arrays))
         return outputs, (saved, _Static(tuple((n, _frozen(v)) for n, v in static.items())))

@@ -64,6 +64,17 @@ for _name in ("softmax", "log_softmax"):
     ]  # fmt: skip
 
 
+def _added_again(
+    dda: Any, ddb: Any, dy_shape: tuple[int, ...], alpha: float, beta: float
+) -> Mapping[str, Any]:
+    """None for a summand whose gradient was not computed."""
+    if ddb is None:
+        ddb, beta = dda, 0.0
+    elif dda is None:
+        dda, alpha = ddb, 0.0
+    return {"ddy": jnp.broadcast_to(_run("add", dda, ddb, alpha=alpha, beta=beta), dy_shape)}
+
+
 def _words(rng: Any) -> Any:
     """Seed and offset; of a key the seed, with the offset 0."""
     if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
@@ -77,7 +88,7 @@ _RNG: dict[str, Any] = {"prepare": {"rng": _words}, "views": {"rng": "uint64"}}
 
 ROWS += [
     Op("add", gradient=["add_backward -> da db"], batch=batch.broadcast(0)),
-    Op("add_backward", "da db"),
+    Op("add_backward", "da db", gradient=[_added_again]),
     Op("dropout", gradient=["dropout_backward -> dx"], gradients={"residual": "dy"}, **_RNG),
     Op("dropout_backward", "dx", **_RNG,
        gradient=[lambda ddx, p, rng: {"ddy": _run("dropout_backward", ddx, p, rng=rng)}]),
@@ -204,11 +215,14 @@ def _with_indices(return_indices: bool) -> str:
     return "y indices" if return_indices else "y"
 
 
-def _save_indices(kernel: Any, return_indices: bool) -> Mapping[str, Any]:
+def _save_indices(x: Any, kernel: Any, return_indices: bool) -> Mapping[str, Any]:
     """Of the smallest dtype, for a gradient that only dlkern reads."""
     if return_indices:
         return {}
-    taps = math.prod(kernel) if isinstance(kernel, tuple) else 257
+    if isinstance(kernel, tuple):
+        taps = math.prod(kernel)
+    else:
+        taps = 257 if kernel is None else kernel ** (x.ndim - 2)
     return {"return_indices": True, "index_dtype": "uint8" if taps <= 256 else "int32"}
 
 
