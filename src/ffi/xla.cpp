@@ -10,6 +10,7 @@
 // a command buffer and replay it.
 #include <cfenv>
 
+#include "core/status.h"
 #include "ffi/recorded.h"
 #include "ffi/replay.h"
 
@@ -21,8 +22,9 @@ namespace {
 
 namespace xffi = ::xla::ffi;
 
-xffi::Error invalid(const std::string& message) {
-  return xffi::Error(xffi::ErrorCode::kInvalidArgument, "dlkern: " + message);
+template <class... Args>
+xffi::Error invalid(const Args&... message) {
+  return xffi::Error(xffi::ErrorCode::kInvalidArgument, cat("dlkern: ", message...));
 }
 
 xffi::ErrorCode code_of(dlk_status_t status) {
@@ -81,13 +83,13 @@ xffi::Error run(DLDevice device, void* stream, const Buffers& buffers, std::stri
                 xffi::Span<const uint8_t> record, xffi::Span<const int32_t> places,
                 int64_t workspace) {
   Replay* replay = find_replay(function);
-  if (!replay) return invalid("no function " + std::string(function));
+  if (!replay) return invalid("no function ", function);
   try {
     Reader in(record.begin(), record.size());
     if (in.count() != places.size()) return invalid("a buffer is missing");
     for (uint32_t i = 0; i < in.count(); ++i) {
       const auto memory = buffers.find(places[i], size_bytes(in.record(i)));
-      if (!memory) return invalid("buffer " + std::to_string(places[i]) + " is not as recorded");
+      if (!memory) return invalid("buffer ", places[i], " is not as recorded");
       in.place(i, *memory, device);
     }
     dlk_launch launch = DLK_LAUNCH_INIT;

@@ -86,7 +86,8 @@ def is_float(array):
 
 # Of few digits, of no floating-point argument, or a second derivative of an activation.
 NOT_BY_DIFFERENCES = {
-    "cast", "grouped_matmul-float8", "grouped_matmul-int8-depth", "linear_backward_input-activation",
+    "cast", "grouped_matmul-float8", "grouped_matmul-int8-depth",
+    "linear_backward_input-activation",
 }  # fmt: skip
 WITH_GRADIENT = [
     op for op in OPS if row_of(op).gradient is not None and str(op) not in NOT_BY_DIFFERENCES
@@ -181,8 +182,10 @@ def test_only_what_is_needed_is_computed_and_saved():
     assert [(a.shape, a.dtype.name) for a in jax.tree.leaves(pullback)] == [((1, 1, 2, 2), "uint8")]
 
 
-SECOND = ("add", "matmul", "linear_backward_input", "linear_backward_weight", "conv-NHWC", "conv_transpose", "avg_pool", "adaptive_avg_pool",
-          "sum", "mean", "dropout", "rope", "permute")  # fmt: skip
+SECOND = (
+    "add", "matmul", "linear_backward_input", "linear_backward_weight", "conv-NHWC",
+    "conv_transpose", "avg_pool", "adaptive_avg_pool", "sum", "mean", "dropout", "rope", "permute",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if str(op) in SECOND], ids=ids)
