@@ -168,9 +168,7 @@ def traced(
         result = [list(result)]
     elif not isinstance(result, tuple):
         result = [] if result is None else [result]
-    updated = [
-        a for a in given.values() if any(t.written for t in (a if isinstance(a, list) else [a]))
-    ]
+    updated = [a for a in given.values() if any(t.written for t in jax.tree.leaves(a))]
     return tuple(jax.tree.map(lambda t: t.value, [*result, *updated]))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
@@ -236,14 +237,14 @@ class Function:
         }
         if all(map(_is_zero, jax.tree.leaves(given))):
             return dict.fromkeys(wanted)
-        names.update((name, _instantiated(cotangent)) for name, cotangent in given.items())
+        names.update(given)
         for step in self._steps(wanted):
             names.update(_run_step(step, names))
         return {name: self._gradient(name, names) if w else None for name, w in wanted.items()}
 
     def _gradient(self, name: str, names: Names) -> Any:
         source = self.row.gradients.get(name, f"d{name}")
-        gradient = _call(source, names) if callable(source) else names.get(source)
+        gradient = _call(source, names) if callable(source) else _instantiated(names.get(source))
         if gradient is None:
             raise NotImplementedError(
                 f"dlkern.jax.{self.row.name} has no derivative by {name}: pass it through "
@@ -294,7 +295,7 @@ def _run_step(step: Step, names: Names) -> Mapping[str, Any]:
             bias = names.get("bias")
             arguments[name] = names.get("bias_wanted", False) if is_flag or bias is None else bias
         elif name in names:
-            arguments[name] = names[name]
+            arguments[name] = _argument(parameter, names)
     results = function(**arguments)
     products = _products(step)
     if len(products) == 1 or not isinstance(results, tuple):
@@ -303,13 +304,16 @@ def _run_step(step: Step, names: Names) -> Mapping[str, Any]:
 
 
 def _call(function: Callable[..., Any], names: Names) -> Any:
-    """With the arguments that it names; None for what is not there."""
-    return function(
-        *(
-            names.get(name, None if p.default is p.empty else p.default)
-            for name, p in _parameters(function).items()
-        )
-    )
+    """With the arguments that it names."""
+    return function(*(_argument(p, names) for p in _parameters(function).values()))
+
+
+def _argument(parameter: inspect.Parameter, names: Names) -> Any:
+    """By name; what is not there is None, and a zero cotangent too where that is the default."""
+    value = names.get(parameter.name)
+    if isinstance(value, SymbolicZero) and parameter.default is None:
+        return None
+    return _instantiated(value)
 
 
 def _shape_of(name: str, arrays: Arrays) -> tuple[int, ...] | int | None:
@@ -323,15 +327,16 @@ def _is_zero(cotangent: Any) -> bool:
     return isinstance(cotangent, SymbolicZero) or cotangent.dtype == jax.dtypes.float0
 
 
-def _instantiated(cotangent: Any) -> Any:
-    """As an array, a list of them, or None for what has no gradient."""
-    if isinstance(cotangent, (list, tuple)):
-        return [_instantiated(c) for c in cotangent]
-    if cotangent is None or cotangent.dtype == jax.dtypes.float0:
-        return None
-    if isinstance(cotangent, SymbolicZero):
-        return jnp.zeros(cotangent.shape, cotangent.dtype)
-    return cotangent
+def _instantiated(value: Any) -> Any:
+    """A cotangent as an array, a list of them, or None for that of integers; else as it is."""
+    if isinstance(value, list):
+        return [_instantiated(v) for v in value]
+    if isinstance(value, (SymbolicZero, jax.Array, np.ndarray)):
+        if value.dtype == jax.dtypes.float0:
+            return None
+        if isinstance(value, SymbolicZero):
+            return jnp.zeros(value.shape, value.dtype)
+    return value
 
 
 def _frozen(value: Any) -> Any:

@@ -65,7 +65,7 @@ for _name in ("softmax", "log_softmax"):
 
 
 def _added_again(
-    dda: Any, ddb: Any, dy_shape: tuple[int, ...], alpha: float, beta: float
+    dy_shape: tuple[int, ...], alpha: float, beta: float, dda: Any = None, ddb: Any = None
 ) -> Mapping[str, Any]:
     """None for a summand whose gradient was not computed."""
     if ddb is None:
@@ -117,7 +117,11 @@ ROWS += [
 
 
 def _through_activation(
-    dy: Any, dpreactivation: Any, preactivation: Any, activation: str | None, alpha: float | None
+    dy: Any,
+    preactivation: Any,
+    activation: str | None,
+    alpha: float | None,
+    dpreactivation: Any = None,
 ) -> Mapping[str, Any]:
     """From y to the preactivation; a residual is added behind the activation."""
     if activation is None:
@@ -158,8 +162,8 @@ def _linear_input_gradients(ddx: Any, dy: Any, weight: Any, activation: str | No
             "dweight": _run("linear_backward_weight", dy, ddx, precision=precision)[0]}  # fmt: skip
 
 
-def _linear_weight_gradients(ddweight: Any, ddbias: Any, dy: Any, x: Any,
-                             precision: str) -> Mapping[str, Any]:  # fmt: skip
+def _linear_weight_gradients(ddweight: Any, dy: Any, x: Any, precision: str,
+                             ddbias: Any = None) -> Mapping[str, Any]:  # fmt: skip
     return {"ddy": _run("linear", x, ddweight, ddbias, precision=precision),
             "dx": _run("linear_backward_input", dy, ddweight, precision=precision)}  # fmt: skip
 
@@ -242,9 +246,9 @@ def _conv(name: str) -> list[Op]:
         dweight, _ = _run(f"{name}_backward_weight", dy, ddx, weight.shape, **w)
         return {"ddy": _run(name, ddx, weight, **w), "dweight": dweight}
 
-    def of_weight(ddweight: Any, ddbias: Any, dy: Any, x: Any, stride: Any, padding: Any,
+    def of_weight(ddweight: Any, dy: Any, x: Any, stride: Any, padding: Any,
                   output_padding: Any, dilation: Any, groups: int, layout: str,
-                  precision: str) -> Any:  # fmt: skip
+                  precision: str, ddbias: Any = None) -> Any:  # fmt: skip
         w = window(stride, padding, output_padding, dilation, groups, layout, precision)
         dx = _run(f"{name}_backward_input", dy, ddweight, x.shape, **w)
         return {"ddy": _run(name, x, ddweight, ddbias, **w), "dx": dx}
@@ -317,7 +321,7 @@ _ROWS_NORM: dict[str, Any] = {
     **_SAVE_STATS,
 }
 # A gradient that came in for the sum itself.
-_SUM: Any = lambda dresidual_out: {"dresidual": dresidual_out}  # noqa: E731
+_SUM: Any = lambda dresidual_out=None: {"dresidual": dresidual_out}  # noqa: E731
 _RESIDUAL = {"y": lambda y, residual: None if residual is None else y}
 _CHANNELS = "dx dweight dbias"
 _RUNNING = ("running_mean", "running_var")

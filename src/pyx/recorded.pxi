@@ -42,6 +42,8 @@ cdef size_t workspace_on(const dlk_record* record, object gpus) except? 0:
     device.device_type = gpu_device_type()
     for gpu in gpus:
         device.device_id = gpu
+        if not has_choices(gpu):
+            load_choices(gpu)
         if dlk_plan_record(record, device, &bytes) == DLK_SUCCESS:
             most = max(most, bytes)
     return most

@@ -64,6 +64,20 @@ def test_inside_control_flow_and_remat(jax_device):
     y, _ = jax.jit(lambda x: jax.lax.scan(lambda c, _: (dkj.softmax(c), None), x, length=3))(x)
     expected = dlkern.softmax(dlkern.softmax(dlkern.softmax(x)))
     np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+    def loop(x, steps=3):
+        def body(carry, _):
+            return dkj.softmax(dkj.rms_norm(carry)), carry.sum()
+
+        carry, _ = jax.lax.scan(body, x, length=steps)
+        return carry[:, 0].sum()
+
+    def unrolled(x):
+        for _ in range(3):
+            x = dkj.softmax(dkj.rms_norm(x))
+        return x[:, 0].sum()
+
+    np.testing.assert_allclose(jax.grad(loop)(x), jax.grad(unrolled)(x), rtol=1e-4, atol=1e-7)
     again = jax.grad(lambda x: jax.checkpoint(dkj.gelu)(x).sum())(x)
     assert np.array_equal(again, jax.grad(lambda x: dkj.gelu(x).sum())(x))
 
@@ -185,8 +199,9 @@ def test_gradients_inside_shard_map_are_summed():
     np.testing.assert_allclose(sharded(x, scale), step(x, scale), rtol=1e-4)
 
 
-def test_sharded_arguments_without_shard_map():
-    mesh = two_devices(AxisType.Auto)
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_arguments_without_shard_map(axis_type):
+    mesh = two_devices(axis_type)
     x = normal(8, 6)
     sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch")))
     assert np.array_equal(jax.jit(dkj.softmax)(sharded), dlkern.softmax(x))
@@ -249,6 +264,18 @@ def test_errors_at_run_time_become_exceptions():
     labels = jnp.array([0, 9])
     with pytest.raises(Exception, match=r"cross_entropy: .*labels"):
         jax.block_until_ready(dkj.cross_entropy(jnp.zeros((2, 3)), labels))
+
+
+def test_a_program_of_another_version_is_refused():
+    x = jnp.ones(3)
+    call = jax.ffi.ffi_call("dlk_activation_forward", jax.ShapeDtypeStruct((3,), x.dtype))
+    dkj.relu(x)  # makes the handler known
+    for record, reason in ((b"", "record is cut"), (bytes(8), "recorded by another version")):
+        with pytest.raises(Exception, match=reason):
+            call(
+                x, function="dlk_activation_forward", record=np.frombuffer(record, np.uint8),
+                buffers=np.array([0, -1], np.int32), workspace=np.int64(0),
+            )  # fmt: skip
 
 
 # ---- The package ---------------------------------------------------------------------------------
