@@ -7,7 +7,8 @@
 #
 # Needs nvcc and a python3 with PyTorch, pytest, scikit-build-core, Cython, CMake and ninja.
 #   DLKERN_WHEELS  folder of wheels for what else is missing (cython-cmake, scipy-openblas32,
-#                  apache-tvm-ffi, ...): unpacked beside the build, not into python3
+#                  apache-tvm-ffi, ...; jaxlib with jax and its CUDA plugin for dlkern.jax): unpacked
+#                  beside the build, not into python3
 #   OUT            logs and results, by default build/gpu_check: <step>.log, summary.txt and
 #                  results/<gpu>/*.json, these also as results.tar.gz
 #   BENCH          options of every benchmark, by default --quick

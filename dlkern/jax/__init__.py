@@ -23,8 +23,9 @@ raises, when the call is traced.
   memory, else in a copy.
 - **Random numbers.** ``rng`` of `dropout` is a key of ``jax.random`` (its seed is taken), or seed
   and offset as the plain function has them; use a fresh key for each call.
-- **Derivatives** are reverse-mode (``jax.custom_vjp``), computed by the ``_backward`` ops and only
-  for the arguments that need one. Statistics, indices and updated arguments count as constants.
+- **Derivatives** are reverse-mode (``jax.custom_vjp``), computed by the ``_backward`` ops; under
+  ``jit`` those that nobody asks for are left out. Statistics, indices and the new values of updated
+  arguments count as constants.
 - **Batches.** ``vmap`` of element-wise ops, of ops along an axis or over rows, of products and of
   ops on images is one call on a larger array; others run item by item, and so do those where the
   batch is of weights.

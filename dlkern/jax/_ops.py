@@ -52,15 +52,15 @@ class Op:
         Arguments that the plain function updates in place; their new values are further results,
         which are constants to differentiation.
     gradient : sequence of str or callable, or None
-        Steps of it. ``"softmax_backward -> dx"`` names a backward op and its results; it is skipped
-        where none of these is the gradient that some argument needs. A function's parameters are
-        found by name too, and it gives further names. ``<argument>_wanted`` says whether an
-        argument needs a gradient; a parameter ``bias`` that is a flag, too. What ends in ``_shape``
-        is the shape of an argument (``input_shape`` and ``shape``: of x). None: the op has no
-        derivative.
+        Steps of it. ``"softmax_backward -> dx"`` names a backward op and its results. A function's
+        parameters are found by name too, and it gives further names. What ends in ``_shape`` is the
+        shape of an argument (``input_shape`` and ``shape``: of x); a parameter ``bias`` that is a
+        flag says whether there is one. None: the op has no derivative.
     gradients : mapping
         Argument -> the name of its gradient where that is not "d" and the argument's name, or a
         function that computes it.
+    constants : tuple of str
+        Floating-point arguments without a gradient.
     derived : mapping
         Name -> function of arguments and results by name, evaluated in the forward call.
     saving : callable, optional
@@ -84,6 +84,7 @@ class Op:
     updates: tuple[str, ...] = ()
     gradient: Sequence[Step] | None = None
     gradients: Mapping[str, Any] = field(default_factory=dict)
+    constants: tuple[str, ...] = ()
     derived: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     saving: Callable[..., Names] | None = None
     batch: Callable[[Names, Arrays, set[str]], Batched | None] | None = None
@@ -102,6 +103,8 @@ class _Static:
 
 
 FUNCTIONS: dict[str, Function] = {}
+# Results that count as constants.
+_STATISTICS = ("mean", "rstd", "amax", "indices")
 
 
 def register(rows: Iterable[Op]) -> None:
@@ -152,19 +155,37 @@ class Function:
 
     def run(self, options: Names, arrays: Arrays) -> tuple[Any, ...]:
         """All results; updated arguments come last."""
+        arrays = {n: jax.tree.map(self._prepared(n), a) for n, a in arrays.items()}
         leaves, tree = jax.tree.flatten(arrays)
-        leaves = [jnp.asarray(leaf) for leaf in leaves]
-        if self.row.constant:
-            leaves = [jax.lax.stop_gradient(leaf) for leaf in leaves]
         arrays = jax.tree.unflatten(tree, _calls.varying_alike(leaves))
-        return _differentiable(self.row.name, self._frozen(options))(arrays)
+        if self.row.gradient is None:
+            return _batchable(self.row.name, self._frozen(options), compiled=True)(arrays)
+        results = _differentiable(self.row.name, self._frozen(options))(arrays)
+        return tuple(
+            jax.lax.stop_gradient(r) if n in _STATISTICS or n.startswith("new_") else r
+            for n, r in zip(self.result_names(options, arrays), results, strict=True)
+        )
+
+    def _prepared(self, argument: str) -> Callable[[Any], Any]:
+        """For each array of an argument: its derivative is zero, refused, or will be found."""
+        name, row = f"dlkern.jax.{self.row.name}", self.row
+        if row.constant:
+            return jax.lax.stop_gradient
+        if argument in row.constants:
+            return _refusing(
+                f"{name} has no derivative by {argument}: pass it through jax.lax.stop_gradient"
+            )
+        if row.gradient is None:
+            why = ": a second derivative" if "_backward" in row.name else ""
+            return _refusing(f"{name} has no derivative{why}")
+        return lambda array: array
 
     def _sorted(self, arguments: Names) -> tuple[dict[str, Any], Arrays]:
         options, arrays = {}, {}
         for name, value in arguments.items():
             is_list = isinstance(value, (list, tuple)) and any(map(_calls.is_array, value))
             if is_list:
-                arrays[name] = list(value)
+                arrays[name] = [None if v is None else jnp.asarray(v) for v in value]
             elif _calls.is_array(value):
                 arrays[name] = self.row.prepare.get(name, jnp.asarray)(value)
             elif name.endswith("dtype") and value is not None:
@@ -205,9 +226,12 @@ class Function:
             names = _call(names, {**options, **arrays})
         return [*names.split(), *(f"new_{n}" for n in self.row.updates if n in arrays)]
 
-    def forward(self, options: Names, arrays: Arrays, wanted: Mapping[str, bool]) -> Any:
+    # What is saved may depend on shapes, dtypes and options alone, never on which arguments are
+    # differentiated by: JAX differentiates a program that it traced once in several ways, and takes
+    # the structure of what was saved from any of them. What nobody asks for, XLA leaves out.
+
+    def forward(self, options: Names, arrays: Arrays) -> Any:
         """The results, and what the gradient needs of arguments and results."""
-        steps = self._steps(wanted)
         full = dict(options)
         if self.row.saving is not None:
             full.update(_call(self.row.saving, {**options, **arrays}))
@@ -216,8 +240,8 @@ class Function:
         names = {**options, **arrays, **results}
         names.update({name: _call(f, names) for name, f in self.row.derived.items()})
         saved: Arrays = {}
-        static: dict[str, Any] = {f"{name}_wanted": value for name, value in wanted.items()}
-        for name in _needed([*steps, *self._gradient_functions(wanted)]):
+        static: dict[str, Any] = {}
+        for name in self._needed():
             value = names[name] if name in names else _shape_of(name, arrays)
             if isinstance(value, (jax.Array, list)):
                 saved[name] = value
@@ -226,47 +250,24 @@ class Function:
         outputs = tuple(results[name] for name in self.result_names(options, arrays))
         return outputs, (saved, _Static(tuple((n, _frozen(v)) for n, v in static.items())))
 
-    def backward(self, outputs: Sequence[str], residuals: Any, cotangents: Any) -> Arrays:
-        saved, static = residuals
-        names = {**dict(static.items), **saved}
-        wanted = {n.removesuffix("_wanted"): v for n, v in names.items() if n.endswith("_wanted")}
-        given = {
-            f"d{name}": cotangent
-            for name, cotangent in zip(outputs, cotangents, strict=True)
-            if not name.startswith("new_")
-        }
-        if all(map(_is_zero, jax.tree.leaves(given))):
-            return dict.fromkeys(wanted)
-        names.update(given)
-        for step in self._steps(wanted):
+    def backward(self, names: dict[str, Any], arguments: Iterable[str]) -> Arrays:
+        """Argument -> its gradient, from what was saved and the cotangents, by name."""
+        for step in self.row.gradient or ():
             names.update(_run_step(step, names))
-        return {name: self._gradient(name, names) if w else None for name, w in wanted.items()}
+        gradients = {}
+        for name in arguments:
+            source = self.row.gradients.get(name, f"d{name}")
+            value = _call(source, names) if callable(source) else _instantiated(names.get(source))
+            if value is None:
+                raise NotImplementedError(f"dlkern.jax.{self.row.name} has no derivative by {name}")
+            gradients[name] = list(value) if isinstance(value, tuple) else value
+        return gradients
 
-    def _gradient(self, name: str, names: Names) -> Any:
-        source = self.row.gradients.get(name, f"d{name}")
-        gradient = _call(source, names) if callable(source) else _instantiated(names.get(source))
-        if gradient is None:
-            raise NotImplementedError(
-                f"dlkern.jax.{self.row.name} has no derivative by {name}: pass it through "
-                "jax.lax.stop_gradient"
-            )
-        return list(gradient) if isinstance(gradient, tuple) else gradient
-
-    def _gradient_functions(self, wanted: Mapping[str, bool]) -> list[Callable[..., Any]]:
-        return [f for n, f in self.row.gradients.items() if callable(f) and wanted.get(n)]
-
-    def _steps(self, wanted: Mapping[str, bool]) -> list[Step]:
-        """Those that some wanted gradient needs. A function decides for itself what it computes."""
-        sources = [self.row.gradients.get(n, f"d{n}") for n, w in wanted.items() if w]
-        if not sources:
-            return []
-        if self.row.gradient is None:
-            why = ": a second derivative" if "_backward" in self.row.name else ""
-            raise NotImplementedError(f"dlkern.jax.{self.row.name} has no derivative{why}")
-        functions = [s for s in (*sources, *self.row.gradient) if callable(s)]
-        asked = {s for s in sources if isinstance(s, str)}
-        asked |= {name for f in functions for name in _parameters(f)}
-        return [s for s in self.row.gradient if callable(s) or asked & set(_products(s))]
+    def _needed(self) -> list[str]:
+        """Names that the steps and the functions for single gradients take."""
+        functions = [_function_of(step) for step in self.row.gradient or ()]
+        functions += filter(callable, self.row.gradients.values())
+        return list(dict.fromkeys(name for f in functions for name in _parameters(f)))
 
 
 # ---- Steps of a gradient -------------------------------------------------------------------------
@@ -280,10 +281,6 @@ def _function_of(step: Step) -> Callable[..., Any]:
     return step if callable(step) else FUNCTIONS[step.partition("->")[0].strip()]
 
 
-def _needed(steps: Iterable[Step]) -> list[str]:
-    return list(dict.fromkeys(n for step in steps for n in _parameters(_function_of(step))))
-
-
 def _run_step(step: Step, names: Names) -> Mapping[str, Any]:
     function = _function_of(step)
     if callable(step):
@@ -293,7 +290,7 @@ def _run_step(step: Step, names: Names) -> Mapping[str, Any]:
         if name == "bias":  # whether its gradient is wanted, or the array where that is needed
             is_flag = "bool" in str(parameter.annotation)
             bias = names.get("bias")
-            arguments[name] = names.get("bias_wanted", False) if is_flag or bias is None else bias
+            arguments[name] = bias is not None if is_flag or bias is None else bias
         elif name in names:
             arguments[name] = _argument(parameter, names)
     results = function(**arguments)
@@ -323,6 +320,10 @@ def _shape_of(name: str, arrays: Arrays) -> tuple[int, ...] | int | None:
     return arrays[stem].shape if name.endswith("shape") and stem in arrays else None
 
 
+def _has_gradient(value: Any) -> bool:
+    return all(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(value))
+
+
 def _is_zero(cotangent: Any) -> bool:
     return isinstance(cotangent, SymbolicZero) or cotangent.dtype == jax.dtypes.float0
 
@@ -350,29 +351,55 @@ def _frozen(value: Any) -> Any:
 @functools.lru_cache(maxsize=4096)
 def _differentiable(name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     function, named = FUNCTIONS[name], dict(options)
+    constants = function.row.constants
 
     @jax.custom_vjp
     def call(arrays: Arrays) -> Any:
         return _batchable(name, options)(arrays)
 
-    def forward(arrays: Arrays) -> Any:
-        values = jax.tree.map(lambda a: a.value, arrays)
-        wanted = {n: any(leaf.perturbed for leaf in jax.tree.leaves(a)) for n, a in arrays.items()}
-        outputs, residuals = function.forward(named, values, wanted)
-        return outputs, residuals
+    def forward(primals: Arrays) -> Any:
+        arrays = jax.tree.map(lambda primal: primal.value, primals)
+        outputs, residuals = function.forward(named, arrays)
+        wanted = {n: _has_gradient(a) and n not in constants for n, a in arrays.items()}
+        return outputs, (residuals, _Static(tuple(wanted.items())))
 
     def backward(residuals: Any, cotangents: Any) -> tuple[Arrays]:
-        present = {n.removesuffix("_wanted"): 0 for n, _ in residuals[1].items}
-        outputs = function.result_names(named, present)
-        return (function.backward(outputs, residuals, cotangents),)
+        (saved, static), arguments = residuals
+        wanted = dict(arguments.items)
+        outputs = function.result_names(named, wanted)
+        given = {f"d{name}": c for name, c in zip(outputs, cotangents, strict=True)}
+        if all(map(_is_zero, jax.tree.leaves(given))):
+            return (dict.fromkeys(wanted),)
+        names = {**dict(static.items), **saved, **given}
+        gradients = function.backward(names, [n for n, w in wanted.items() if w])
+        return ({n: gradients.get(n) for n in wanted},)
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     call.__name__ = name
     return jax.jit(call, inline=True)
 
 
+@functools.cache
+def _refusing(message: str) -> Callable[[Any], Any]:
+    """The identity, which has no derivative."""
+
+    @jax.custom_jvp
+    def identity(x: Any) -> Any:
+        return x
+
+    @identity.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise NotImplementedError(message)
+
+    return lambda x: identity(x) if isinstance(x, jax.core.Tracer) else x
+
+
 @functools.lru_cache(maxsize=4096)
-def _batchable(name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+def _batchable(
+    name: str, options: tuple[tuple[str, Any], ...], compiled: bool = False
+) -> Callable[..., Any]:
+    if compiled:
+        return jax.jit(_batchable(name, options), inline=True)
     function, named = FUNCTIONS[name], dict(options)
 
     def call(arrays: Arrays) -> Any:

@@ -108,8 +108,19 @@ def _rotated(ddx: Any, cos: Any, sin: Any, positions: Any, offset: int, base: fl
 
 
 ROWS += [
-    Op("rope", gradient=["rope_backward -> dx"], sequence=lambda x: isinstance(x, list)),
-    Op("rope_backward", "dx", gradient=[_rotated], sequence=lambda dy: isinstance(dy, list)),
+    Op(
+        "rope",
+        gradient=["rope_backward -> dx"],
+        constants=("cos", "sin"),
+        sequence=lambda x: isinstance(x, list),
+    ),
+    Op(
+        "rope_backward",
+        "dx",
+        gradient=[_rotated],
+        constants=("cos", "sin"),
+        sequence=lambda dy: isinstance(dy, list),
+    ),
 ]
 
 
@@ -134,19 +145,14 @@ def _through_activation(
     return {"dz": dz if dpreactivation is None else _run("add", dz, dpreactivation)}
 
 
-def _linear_input(dz: Any, weight: Any, precision: str, batch_invariant: bool,
-                  x_wanted: bool) -> Mapping[str, Any]:  # fmt: skip
-    if not x_wanted:
-        return {}
+def _linear_input(dz: Any, weight: Any, precision: str,
+                  batch_invariant: bool) -> Mapping[str, Any]:  # fmt: skip
     return {"dx": _run("linear_backward_input", dz, weight, precision=precision,
                        batch_invariant=batch_invariant)}  # fmt: skip
 
 
-def _linear_weight(dz: Any, x: Any, precision: str, weight_wanted: bool,
-                   bias_wanted: bool) -> Mapping[str, Any]:  # fmt: skip
-    if not weight_wanted and not bias_wanted:
-        return {}
-    dweight, dbias = _run("linear_backward_weight", dz, x, bias=bool(bias_wanted),
+def _linear_weight(dz: Any, x: Any, bias: Any, precision: str) -> Mapping[str, Any]:
+    dweight, dbias = _run("linear_backward_weight", dz, x, bias=bias is not None,
                           precision=precision)  # fmt: skip
     return {"dweight": dweight, "dbias": dbias}
 
@@ -208,7 +214,8 @@ ROWS += [
     Op("linear_backward_input", "dx", gradient=[_linear_input_gradients],
        batch=batch.leading("dy", "preactivation")),
     Op("linear_backward_weight", "dweight dbias", gradient=[_linear_weight_gradients]),
-    Op("grouped_matmul", gradient=[_grouped_gradients], gradients={"bias": _grouped_bias}),
+    Op("grouped_matmul", gradient=[_grouped_gradients], gradients={"bias": _grouped_bias},
+       constants=("scale_a", "scale_b")),
 ]  # fmt: skip
 
 
@@ -315,6 +322,7 @@ def _stats_results(return_stats: bool) -> str:
 
 _SAVE_STATS: dict[str, Any] = {"saving": lambda: {"return_stats": True}}
 _ROWS_NORM: dict[str, Any] = {
+    "constants": ("scale_out",),
     "gradients": {"residual": "dx"},
     "derived": {"x": lambda x, residual_out: x if residual_out is None else residual_out},
     "batch": batch.leading("x", "residual", unless="amax"),
@@ -332,13 +340,14 @@ ROWS += [
     Op("rms_norm", _rms_norm_results, gradient=[_SUM, "rms_norm_backward -> dx dweight"],
        **_ROWS_NORM),
     Op("batch_norm", gradient=[f"batch_norm_inference_backward -> {_CHANNELS} dresidual"],
-       derived=_RESIDUAL, batch=batch.folded("x", "residual")),
+       constants=_RUNNING, derived=_RESIDUAL, batch=batch.folded("x", "residual")),
     Op("batch_norm_training", "y mean rstd", (*_RUNNING, "num_batches_tracked"),
-       gradient=[f"batch_norm_backward -> {_CHANNELS} dresidual"], derived=_RESIDUAL),
+       gradient=[f"batch_norm_backward -> {_CHANNELS} dresidual"], constants=_RUNNING,
+       derived=_RESIDUAL),
     Op("group_norm", _stats_results, gradient=[f"group_norm_backward -> {_CHANNELS}"],
        batch=batch.folded("x"), **_SAVE_STATS),
     Op("instance_norm", _stats_results, _RUNNING,
-       gradient=[f"instance_norm_backward -> {_CHANNELS}"], **_SAVE_STATS),
+       gradient=[f"instance_norm_backward -> {_CHANNELS}"], constants=_RUNNING, **_SAVE_STATS),
 ]  # fmt: skip
 
 
@@ -347,15 +356,17 @@ ROWS += [
 _NEGATIVE = {"target": lambda dx: _run("add", dx, dx, alpha=-1.0, beta=0.0)}
 
 ROWS += [
-    Op("cross_entropy", "loss", gradient=["cross_entropy_backward -> dlogits"]),
-    Op("nll_loss", "loss", gradient=["nll_loss_backward -> dlog_p"]),
+    Op("cross_entropy", "loss", gradient=["cross_entropy_backward -> dlogits"],
+       constants=("weight", "labels")),
+    Op("nll_loss", "loss", gradient=["nll_loss_backward -> dlog_p"], constants=("weight",)),
     *(
         Op(name, "loss", gradient=[f"{name}_backward -> dx"], gradients=_NEGATIVE,
            batch=batch.elements("x", "target"))
         for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
     ),
     *(
-        Op(name, "loss", gradient=[f"{name}_backward -> dx"], batch=batch.elements("x", "target"))
+        Op(name, "loss", gradient=[f"{name}_backward -> dx"],
+           constants=("target", "weight", "pos_weight"), batch=batch.elements("x", "target"))
         for name in ("binary_cross_entropy_with_logits", "kl_div")
     ),
 ]  # fmt: skip
