@@ -126,17 +126,22 @@ class Traced:
         return f"{self.dtype.name}{list(self.shape)}"
 
 
+# How JAX says over which axes of a shard_map a value varies: "vma" before 0.10.
+_AXIS_TYPE = "manual_axis_type" if hasattr(jax.typeof(0), "manual_axis_type") else "vma"
+
+
 def _placement(value: Any) -> dict[str, Any]:
     """Of a result: inside shard_map it varies over the devices as the operand does."""
     aval = jax.typeof(value)
     if aval.sharding.mesh.empty:
         return {}
     replicated = jax.sharding.NamedSharding(aval.sharding.mesh, jax.sharding.PartitionSpec())
-    return {"sharding": replicated, "manual_axis_type": aval.manual_axis_type}
+    return {"sharding": replicated, _AXIS_TYPE: getattr(aval, _AXIS_TYPE)}
 
 
 def _varying(value: Any) -> frozenset[Any]:
-    return jax.typeof(value).manual_axis_type.varying
+    axes = getattr(jax.typeof(value), _AXIS_TYPE)
+    return getattr(axes, "varying", axes)
 
 
 def varying_alike(values: Sequence[Any]) -> list[Any]:

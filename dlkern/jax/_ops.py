@@ -111,9 +111,10 @@ def register(rows: Iterable[Op]) -> None:
     """Fills FUNCTIONS: every op of dlkern, by its row or the defaults."""
     by_name = {row.name: row for row in rows}
     for name in dlkern.__all__:
-        plain = getattr(dlkern, name)
-        is_op = inspect.isfunction(plain) and plain.__module__ != "dlkern._core"
-        if is_op and "stream" in _parameters(plain):
+        plain = vars(dlkern).get(name)  # what is imported lazily is no op
+        if not inspect.isfunction(plain) or plain.__module__ == "dlkern._core":
+            continue
+        if "stream" in _parameters(plain):
             FUNCTIONS[name] = Function(by_name.pop(name, Op(name)))
     if by_name:
         raise TypeError(f"{', '.join(by_name)}: no function of dlkern")
