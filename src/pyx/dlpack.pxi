@@ -21,6 +21,8 @@ cdef str dtype_name(DLDataType dtype):
 
 cdef DLDataType dtype_named(str name) except *:
     cdef DLDataType dtype
+    if name not in _dtype_codes:
+        raise BufferError(f"no dlkern op takes {name}")
     code, bits = _dtype_codes[name]
     dtype.code, dtype.bits, dtype.lanes = code, bits, 1
     return dtype

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 from importlib.util import find_spec
 
 import pytest
 
-FRAMEWORKS = ("torch",)
-MISSING = [name for name in FRAMEWORKS if find_spec(name) is None]
+from dlkern import _dlkern
+
+FRAMEWORKS = ("torch", "jax")
+MISSING = {name: f"{name} is not installed" for name in FRAMEWORKS if find_spec(name) is None}
+if "jax" not in MISSING and not _dlkern.xla_handlers():
+    MISSING["jax"] = "this build has no XLA handlers"
 
 collect_ignore_glob = [f"test_{name}_*" for name in MISSING]
 
 
 def pytest_report_header():
-    return [f"no tests of dlkern.{name}: {name} is not installed" for name in MISSING]
+    return [f"no tests of dlkern.{name}: {why}" for name, why in MISSING.items()]
 
 
-@pytest.fixture(autouse=True)
-def full_precision(request):
-    """Of torch's originals, too: cuDNN's convolutions round to tf32 unless they are told not to."""
-    if not request.module.__name__.startswith("test_torch_"):
-        yield
-        return
+@contextlib.contextmanager
+def _cudnn_without_tf32():
     import torch
 
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.fixture(autouse=True)
+def full_precision(request):
+    """Of the originals, too: products of float32 round to tf32 unless they are told not to."""
+    name = request.module.__name__
+    context = contextlib.nullcontext()
+    if name.startswith("test_torch_"):
+        context = _cudnn_without_tf32()
+    elif name.startswith("test_jax_"):
+        import jax
+
+        context = jax.default_matmul_precision("highest")
+    with context:
+        yield
 
 
 @pytest.fixture

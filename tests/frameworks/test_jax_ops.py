@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from backends import get_backend, gpu_name
+from jax.test_util import check_grads
 from ops_table import OPS
 from oracle import FLOATS
 
 import dlkern
-from dlkern import _dlkern
-
-jax = pytest.importorskip("jax")
-import jax.numpy as jnp  # noqa: E402
-from jax.test_util import check_grads  # noqa: E402
-
-if not _dlkern.xla_handlers():
-    pytest.skip("this build has no XLA handlers", allow_module_level=True)
-import dlkern.jax as dkj  # noqa: E402
+import dlkern.jax as dkj
 
 
 @pytest.fixture(autouse=True)
