@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = sorted(p.stem for p in (ROOT / "include/dlkern").glob("*.h"))
 FAMILIES = [stem for stem in FAMILIES if stem not in ("core", "dlkern")]
 README = (ROOT / "README.md").read_text()
+CUPY_GUIDE = (ROOT / "docs/cupy.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
@@ -121,11 +122,24 @@ def test_readme_code_runs(code):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_code_of_the_cupy_guide_runs():
+    """With NumPy in CuPy's place."""
+    (code,) = re.findall(r"```python\n(.*?)```", CUPY_GUIDE, re.DOTALL)
+    code = code.replace("import cupy", "import numpy as cupy")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_cupy_guide_names_functions_that_are_there():
+    for name in re.findall(r"dlkern\.(\w+)", CUPY_GUIDE):
+        assert name in dlkern.__all__
+
+
 def test_readme_has_exactly_two_set_up_commands():
     assert re.findall(r"<!-- command: (\w+) -->", README) == ["demo", "tests"]
 
 
 def test_documents_name_no_missing_file():
-    for name, text in (("README.md", README), ("CONTRIBUTING.md", CONTRIBUTING)):
+    documents = {"README.md": README, "CONTRIBUTING.md": CONTRIBUTING, "docs/cupy.md": CUPY_GUIDE}
+    for name, text in documents.items():
         for path in re.findall(r"`((?:src|tests|scripts|dlkern|include)/[\w./-]+)`", text):
             assert (ROOT / path).exists(), f"{name}: {path}"
