@@ -71,6 +71,7 @@ class Adapter:
         return device_empty(shape, dtype, device[1], stream)
 
 
+@functools.cache
 def numpy_dtype(name: str) -> Any:
     """The NumPy dtype of a name, from ml_dtypes where NumPy has none of its own."""
     import numpy as np
@@ -216,6 +217,16 @@ class _Torch(Adapter):
             return self.torch.empty(shape, dtype=torch_dtype, device=f"cuda:{device[1]}")
 
 
+class _Stream:
+    """A stream of somebody else by CUDA's protocol for Python."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
 class _CuPy(Adapter):
     name = "cupy"
     has_stream = True
@@ -229,6 +240,8 @@ class _CuPy(Adapter):
         self.has_attributes = cls is cupy.ndarray and not cupy.cuda.runtime.is_hip
         # Without the Stream object that get_current_stream() makes, where this CuPy has it.
         self.stream_pointer = getattr(cupy.cuda.stream, "get_current_stream_ptr", None)
+        # By CUDA's protocol, where this CuPy has that (14.2): its ExternalStream is deprecated.
+        self.from_external = getattr(cupy.cuda.Stream, "from_external", None)
 
     def current_stream(self, device_id: int) -> int:
         if self.stream_pointer is not None:
@@ -236,8 +249,16 @@ class _CuPy(Adapter):
         return self.cupy.cuda.get_current_stream(device_id).ptr
 
     def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:
-        with self.cupy.cuda.Device(device[1]), self.cupy.cuda.ExternalStream(stream):
+        with self.cupy.cuda.Device(device[1]), self.ordered_on(stream, device[1]):
             return self.cupy.empty(shape, numpy_dtype(dtype))
+
+    def ordered_on(self, stream: int, device_id: int) -> Any:
+        """A block in which CuPy's memory pool orders what it gives on that stream."""
+        if stream == self.current_stream(device_id):
+            return contextlib.nullcontext()
+        if self.from_external is None:
+            return self.cupy.cuda.ExternalStream(stream)
+        return self.from_external(_Stream(stream))
 
 
 class _CudaCore(Adapter):

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from oracle import rounded
+from oracle import assert_close, float64, rounded
 from producer import CUDA, Producer
 from test_runtime import run_python
+from test_softmax import softmax_f64
 
 import dlkern
 
@@ -32,7 +33,7 @@ def producer_of(gpu, array, shape, strides=None, **options):
 
 # ---- Tensors -------------------------------------------------------------------------------------
 
-VIEWS = [np.s_[::2], np.s_[1::3], np.s_[:0], np.s_[::-1], np.s_[::-3]]
+VIEWS = [np.s_[::2], np.s_[1::3], np.s_[::-1], np.s_[::-3]]
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=str)
@@ -41,8 +42,9 @@ def test_edge_21_steps_are_what_the_op_sees(gpu, view, dtype):
     if gpu.framework == "torch" and (view.step or 1) < 0:
         pytest.skip("torch has no negative steps")
     values = rounded(np.arange(10.0), dtype)
-    y = dlkern.softmax(gpu.array(values)[view])
-    np.testing.assert_array_equal(gpu.raw(y), gpu.raw(dlkern.softmax(gpu.array(values[view]))))
+    x = gpu.array(values)[view]
+    assert_close(gpu.numpy(dlkern.softmax(x)), softmax_f64(float64(values[view])), dtype, "softmax")
+    np.testing.assert_array_equal(gpu.numpy(dlkern.relu(x)), float64(values[view]))
 
 
 def test_edge_21_transposed_and_stepped(gpu, rng):
@@ -50,8 +52,7 @@ def test_edge_21_transposed_and_stepped(gpu, rng):
     x = gpu.array(values)
     for view, same in ((x.T, values.T), (x[::2, 1::2], values[::2, 1::2]), (x[:, 3], values[:, 3])):
         y = dlkern.softmax(view)
-        expected = dlkern.softmax(gpu.array(np.ascontiguousarray(same)))
-        np.testing.assert_array_equal(gpu.raw(y), gpu.raw(expected))
+        assert_close(gpu.numpy(y), softmax_f64(same), "float64", "softmax")
 
 
 @pytest.mark.parametrize("shape", [(0,), (1, 8, 0, 128), (0, 3), (3, 0)], ids=str)
