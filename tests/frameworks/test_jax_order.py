@@ -26,11 +26,11 @@ def normal(*shape, seed=3):
 
 
 def long_work(device):
-    """An array that is still being computed when it is handed over; its values are all alike."""
-    n = 500 if device.platform == "cpu" else 3000
-    a = jnp.full((n, n), 1e-4)
+    """An array, 1 / n everywhere, that is still being computed when it is handed over."""
+    n = 512 if device.platform == "cpu" else 4096
+    a = jnp.full((n, n), 1 / n)
     for _ in range(20):
-        a = a @ a + 1e-4
+        a = a @ a
     return a
 
 
@@ -278,10 +278,11 @@ def test_edge_30_two_threads(module, jax_device):
 
 
 def test_edge_32_fork_before_the_first_call(jax_device):
+    """JAX itself wants to be imported after a fork."""
     script = """
-import os
-import jax.numpy as jnp, dlkern.jax as dkj
+import os, dlkern
 pid = os.fork()
+import jax.numpy as jnp, dlkern.jax as dkj
 y = dkj.softmax(jnp.ones((64, 64)))
 assert abs(y - 1 / 64).max() < 1e-6
 if pid: assert os.waitpid(pid, 0)[1] == 0

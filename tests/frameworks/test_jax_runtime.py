@@ -126,7 +126,7 @@ def test_donated_arrays_are_updated_in_place(jax_device):
     assert [r.unsafe_buffer_pointer() for r in results] == places
     assert param.is_deleted() and momentum.is_deleted() and not grad.is_deleted()
     for result, e in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result, e, rtol=1e-6)
+        np.testing.assert_allclose(result, e, rtol=1e-6, atol=1e-6)
 
 
 def test_arrays_that_are_not_donated_stay_as_they_are(jax_device):
