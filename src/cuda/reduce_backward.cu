@@ -92,13 +92,49 @@ struct Before {
   }
 };
 
+// The same for rows of dx that lie one after the other, of `length` neighbours that share an element of
+// dy, `step` apart: a thread has 16 bytes, which belong to two rows at most.
+constexpr int kSpreadThreads = 128;
+
+template <class T>
+__global__ void __launch_bounds__(kSpreadThreads)
+    spread_rows_kernel(T* dx, const T* dy, FastDiv length, int64_t step, int64_t numel,
+                       Accumulator<T> n) {
+  using Acc = Accumulator<T>;
+  constexpr int W = 16 / sizeof(T);
+  const int64_t first = (int64_t{blockIdx.x} * kSpreadThreads + threadIdx.x) * W;
+  if (first >= numel) return;
+  const int64_t row = length(first), next = (row + 1) * length.divisor();
+  const Acc here = static_cast<Acc>(dy[row * step]) / n;
+  const Acc then = next < numel ? static_cast<Acc>(dy[(row + 1) * step]) / n : here;
+  Pack<Acc, W> v;
+#pragma unroll
+  for (int k = 0; k < W; ++k) v[k] = first + k < next ? here : then;
+  Out<T>{dx}.store(first, static_cast<int>(min(numel - first, int64_t{W})), v);
+}
+
+// Whether rows are as spread_rows_kernel takes them. (Those of whole packs are no different for
+// map_elements from others.)
+bool has_spread_rows(const StridedIndex<2>& index, const void* dx, int pack) {
+  return index.ndim == 2 && index.stride[0][1] == 1 && index.stride[0][0] == index.shape[1] &&
+         index.stride[1][1] == 0 && index.shape[1] > pack && index.shape[1] % pack != 0 &&
+         is_aligned(dx, 16);
+}
+
 template <class T>
 void spread(const ReduceBackward& p, const Launch& launch) {
   using Acc = Accumulator<T>;
-  const int64_t n = make_index<1>({&p.dx}, p.axes).numel;
-  map_elements(in_memory_order(make_index<2>({&p.dx, &p.dy})),
-               Spread<Acc>{p.kind == DLK_REDUCE_MEAN ? static_cast<Acc>(n) : Acc(1)}, launch.stream,
-               Out<T>{p.dx.as<T>()}, In<T>{p.dy.as<T>()});
+  constexpr int kPack = 16 / sizeof(T);
+  const int64_t count = make_index<1>({&p.dx}, p.axes).numel;
+  const Acc n = p.kind == DLK_REDUCE_MEAN ? static_cast<Acc>(count) : Acc(1);
+  const StridedIndex<2> index = in_memory_order(make_index<2>({&p.dx, &p.dy}));
+  if (has_spread_rows(index, p.dx.data, kPack)) {
+    const int64_t blocks = ceil_div(index.numel, kSpreadThreads * kPack);
+    return launch_kernel(spread_rows_kernel<T>, static_cast<unsigned>(blocks), kSpreadThreads, 0,
+                         launch.stream, p.dx.as<T>(), p.dy.as<T>(), FastDiv(index.shape[1]),
+                         index.stride[1][0], index.numel, n);
+  }
+  map_elements(index, Spread<Acc>{n}, launch.stream, Out<T>{p.dx.as<T>()}, In<T>{p.dy.as<T>()});
 }
 
 template <class T>
