@@ -49,6 +49,23 @@ def test_layouts_of_pieces(backend, rng, layout):
 
 
 @pytest.mark.sanitize
+@pytest.mark.parametrize("layout", ["contiguous", "unaligned", "padded"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_rows(backend, rng, dtype, layout):
+    """Rows of more than 64 bytes that begin at all kinds of addresses."""
+    extents = (67, 128, 301)
+    parts = [values(rng, (5, n), dtype) for n in extents]
+    whole = np.concatenate(parts, 1)
+    out = backend.empty(whole.shape, dtype, layout)
+    dlkern.concat([backend.array(p, layout) for p in parts], 1, out=out)
+    same_bytes(backend.raw(out), whole)
+    outs = [backend.empty(p.shape, dtype, layout) for p in parts]
+    dlkern.split(out, extents, 1, out=outs)
+    for got, part in zip(outs, parts, strict=True):
+        same_bytes(backend.raw(got), part)
+
+
+@pytest.mark.sanitize
 def test_many_pieces(backend, rng):
     """More than one launch takes, and than a call has room for at first."""
     parts = [values(rng, (2, 1 + i % 5, 7), "int8") for i in range(150)]

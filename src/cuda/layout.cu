@@ -2,8 +2,8 @@
 //
 // Axes are ordered by y's strides and merged. Where x runs along y's fastest axis too, or nothing else
 // does well, threads copy in y's order, in units of up to 16 bytes, as strides and addresses allow;
-// some loads of a thread are under way at once. Long rows that are not aligned are read by smaller
-// units, but written 16 bytes at a time. One launch takes some dozens of such pieces (concat, split):
+// some loads of a thread are under way at once. Long rows that are not aligned are written 16 bytes
+// at a time, which are cut out of the 32 aligned ones around them in x. One launch takes some dozens of such pieces (concat, split):
 // a block finds its piece by a table of where each one's blocks begin. Transposed copies are in
 // layout_tiles.cu. Bound by memory.
 #include "cuda/layout.h"
@@ -12,6 +12,7 @@
 
 #include "core/fast_index.h"
 #include "cuda/prims/gpu.h"
+#include "cuda/prims/row_pieces.cuh"
 #include "cuda/prims/vec.cuh"
 
 namespace dlkern {
@@ -34,25 +35,30 @@ struct UnitsOf {
 };
 
 // A piece of rows that are contiguous on both sides, but not aligned: what 16 aligned bytes of y
-// receive is a chunk, of which a thread takes some.
+// receive is a chunk, of which a thread takes some. All numbers count bytes.
 template <int kDims>
 struct RowsOf {
-  const void* x;
-  void* y;
+  const char* x;
+  char* y;
+  const char *low, *high;     // what may be read of x
   FastIndex<2, kDims> index;  // y, x: over the rows
   FastDiv chunks;             // of a row, wherever it begins
-  int64_t length;             // of a row, in units
+  int64_t length;             // of a row
 
   RowsOf() = default;
-  explicit RowsOf(const CopyPlan& plan) : x(plan.x), y(plan.y) {
+  explicit RowsOf(const CopyPlan& plan)
+      : x(static_cast<const char*>(plan.x)), y(static_cast<char*>(plan.y)), low(x), high(x) {
     StridedIndex<2> rows;
     const int last = plan.index.ndim - 1;
     for (int d = 0; d < last; ++d) {
-      rows.push(plan.index.shape[d], {plan.index.stride[0][d], plan.index.stride[1][d]});
+      const int64_t step = plan.index.stride[1][d] * plan.item_bytes;
+      rows.push(plan.index.shape[d], {plan.index.stride[0][d] * plan.item_bytes, step});
+      (step < 0 ? low : high) += (plan.index.shape[d] - 1) * step;
     }
     index = FastIndex<2, kDims>(rows);
-    length = plan.index.shape[last];
-    chunks = FastDiv(length * plan.item_bytes / 16 + 2);
+    length = plan.index.shape[last] * plan.item_bytes;
+    high += length;
+    chunks = FastDiv(length / 16 + 2);
   }
   int64_t work() const { return index.numel * chunks.divisor(); }
 };
@@ -101,46 +107,82 @@ __global__ void __launch_bounds__(kThreads, kDims < kMaxDims ? 4 : 2)
   }
 }
 
+constexpr int kRowThreads = 128;
 constexpr int kChunks = 2;  // of a thread
 
+// Bytes [begin, end) of 16 that are aligned in y.
+struct Chunk {
+  const char* from = nullptr;
+  char* to = nullptr;
+  int begin = 0, end = 0;
+  uint32_t word[4];
+
+  Chunk() = default;
+  template <int kDims>
+  __device__ __forceinline__ Chunk(const RowsOf<kDims>& rows, int64_t number) {
+    const int64_t row = rows.chunks(number);
+    if (row >= rows.index.numel) return;
+    int64_t at[2];
+    rows.index.offsets(row, at);
+    const auto before = static_cast<int>(reinterpret_cast<uintptr_t>(rows.y + at[0]) % 16);
+    const int64_t first = (number - row * rows.chunks.divisor()) * 16 - before;
+    from = rows.x + at[1] + first, to = rows.y + at[0] + first;
+    begin = first < 0 ? before : 0;
+    end = static_cast<int>(min(rows.length - first, int64_t{16}));
+  }
+
+  // f(byte, Unit's word and shift within it) for the units that there are.
+  template <class Unit, class F>
+  __device__ __forceinline__ void each_unit(F&& f) {
+#pragma unroll
+    for (int i = 0; i < 16; i += sizeof(Unit)) {
+      if (i >= begin && i < end) f(i, word[i / 4], 8 * (i % 4));
+    }
+  }
+  // Cut out of the 32 bytes around it where those may be read.
+  template <class Unit>
+  __device__ __forceinline__ void load(const char* low, const char* high) {
+    const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from) % 16);
+    const char* const around = from - shift;
+    uint32_t next[4] = {};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) word[w] = 0;
+    if (around >= low && around + 32 <= high) {
+      load_words(begin < end, around, word);
+      load_words(begin < end && shift != 0, around + 16, next);
+      extract(word, next, shift, word);
+    } else {
+      each_unit<Unit>([this](int i, uint32_t& to_word, int bits) {
+        to_word |= uint32_t{*reinterpret_cast<const Unit*>(from + i)} << bits;
+      });
+    }
+  }
+  template <class Unit>
+  __device__ __forceinline__ void store() {
+    if (begin == 0 && end == 16) return store_words(to, word);
+    each_unit<Unit>([this](int i, uint32_t from_word, int bits) {
+      *reinterpret_cast<Unit*>(to + i) = static_cast<Unit>(from_word >> bits);
+    });
+  }
+};
+
+// Unit: what all addresses and lengths are multiples of.
 template <class Unit, int kDims>
-__global__ void __launch_bounds__(kThreads, kDims == kMaxDims || sizeof(Unit) == 1 ? 2 : 3)
+__global__ void __launch_bounds__(kRowThreads)
     copy_rows_kernel(DLK_GRID_CONSTANT const Pieces<RowsOf<kDims>> pieces) {
-  constexpr int n = 16 / static_cast<int>(sizeof(Unit));
   const int64_t blocks = pieces.first[pieces.count];
   for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const int k = pieces.of_block(block);
-    const RowsOf<kDims>& p = pieces.piece[k];
-    const int64_t begin = (block - pieces.first[k]) * kChunks * kThreads + threadIdx.x;
-    Vec<Unit, n> v[kChunks];
-    Unit* to[kChunks];
-    int64_t first[kChunks];  // unit of its row that a chunk begins with
+    const RowsOf<kDims>& rows = pieces.piece[k];
+    const int64_t number = (block - pieces.first[k]) * kChunks * kRowThreads + threadIdx.x;
+    Chunk chunk[kChunks];
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
-      const int64_t item = begin + i * kThreads, row = p.chunks(item);
-      int64_t at[2];
-      p.index.offsets(row, at);
-      Unit* y = static_cast<Unit*>(p.y) + at[0];
-      const auto before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(y) % 16 / sizeof(Unit));
-      first[i] = row < p.index.numel ? (item - row * p.chunks.divisor()) * n - before : p.length;
-      to[i] = y + first[i];
-      const Unit* x = static_cast<const Unit*>(p.x) + at[1] + first[i];
-#pragma unroll
-      for (int e = 0; e < n; ++e) {
-        if (first[i] + e >= 0 && first[i] + e < p.length) v[i].v[e] = x[e];
-      }
+      chunk[i] = Chunk(rows, number + i * kRowThreads);
+      chunk[i].template load<Unit>(rows.low, rows.high);
     }
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      if (first[i] >= 0 && first[i] + n <= p.length) {
-        store_vec(to[i], v[i]);
-      } else {
-#pragma unroll
-        for (int e = 0; e < n; ++e) {
-          if (first[i] + e >= 0 && first[i] + e < p.length) to[i][e] = v[i].v[e];
-        }
-      }
-    }
+    for (int i = 0; i < kChunks; ++i) chunk[i].template store<Unit>();
   }
 }
 
@@ -177,9 +219,10 @@ CopyPlan in_units(CopyPlan plan, int bytes) {
   return plan;
 }
 
+// per_thread: units or chunks.
 template <class Part>
-void launch_pieces(void (*kernel)(Pieces<Part>), int per_thread, std::span<const CopyPlan> plans,
-                   const Launch& launch) {
+void launch_pieces(void (*kernel)(Pieces<Part>), int threads, int per_thread,
+                   std::span<const CopyPlan> plans, const Launch& launch) {
   while (!plans.empty()) {
     Pieces<Part> pieces;
     int64_t blocks = 0;
@@ -187,10 +230,10 @@ void launch_pieces(void (*kernel)(Pieces<Part>), int per_thread, std::span<const
     for (const CopyPlan& plan : plans.first(count)) {
       pieces.first[pieces.count] = blocks;
       const Part& part = pieces.piece[pieces.count++] = Part(plan);
-      blocks += ceil_div(part.work(), kThreads * per_thread);
+      blocks += ceil_div(part.work(), threads * per_thread);
     }
     pieces.first[pieces.count] = blocks;
-    launch_kernel(kernel, grid_for(blocks, 1, 1 << 20), kThreads, 0, launch.stream, pieces);
+    launch_kernel(kernel, grid_for(blocks, 1, 1 << 20), threads, 0, launch.stream, pieces);
     plans = plans.subspan(count);
   }
 }
@@ -203,18 +246,22 @@ bool has_rows(const CopyPlan& plan) {
          plan.index.shape[last] * plan.item_bytes >= kLong;
 }
 
-template <class Unit>
-void launch_units(std::span<const CopyPlan> plans, const Launch& launch) {
-  const bool rows = sizeof(Unit) < 16 && std::all_of(plans.begin(), plans.end(), has_rows);
+int most_dims(std::span<const CopyPlan> plans) {
   int dims = 0;
   for (const CopyPlan& plan : plans) dims = std::max(dims, fast_dims(plan.index));
-  dispatch_dims(dims, [&]<int kDims>() {
-    if constexpr (sizeof(Unit) < 16) {
-      if (rows) {
-        return launch_pieces(copy_rows_kernel<Unit, kDims>, kChunks, plans, launch);
-      }
-    }
-    launch_pieces(copy_units_kernel<Unit, kDims>, kUnroll<Unit, kDims>, plans, launch);
+  return dims;
+}
+
+template <class Unit>
+void launch_units(std::span<const CopyPlan> plans, const Launch& launch) {
+  dispatch_dims(most_dims(plans), [&]<int kDims>() {
+    launch_pieces(copy_units_kernel<Unit, kDims>, kThreads, kUnroll<Unit, kDims>, plans, launch);
+  });
+}
+template <class Unit>
+void launch_rows(std::span<const CopyPlan> plans, const Launch& launch) {
+  dispatch_dims(most_dims(plans), [&]<int kDims>() {
+    launch_pieces(copy_rows_kernel<Unit, kDims>, kRowThreads, kChunks, plans, launch);
   });
 }
 
@@ -222,6 +269,9 @@ void launch_units(std::span<const CopyPlan> plans, const Launch& launch) {
 void copy_in_order(std::vector<CopyPlan> plans, const Launch& launch) {
   int bytes = 16;
   for (const CopyPlan& plan : plans) bytes = std::min(bytes, unit_bytes(plan));
+  if (bytes < 16 && std::all_of(plans.begin(), plans.end(), has_rows)) {
+    return bytes == 1 ? launch_rows<uint8_t>(plans, launch) : launch_rows<uint16_t>(plans, launch);
+  }
   for (CopyPlan& plan : plans) plan = in_units(plan, bytes);
   switch (bytes) {
     case 1:
@@ -251,7 +301,7 @@ const char* tiles_suit(const Copy& p) {
 // Pieces of which some are to be transposed: those in launches of their own.
 void run_mixed(const Copy& p, const Launch& launch) {
   std::vector<CopyPlan> in_order;
-  for (const Piece& piece : p.pieces) {
+  for (const auto& piece : p.pieces) {
     const CopyPlan plan(piece);
     if (!declines_planes(plan)) {
       copy_planes(plan, launch);
@@ -265,7 +315,7 @@ void run_mixed(const Copy& p, const Launch& launch) {
 }
 const char* mixed_suit(const Copy& p) {
   if (p.pieces.size() == 1) return "one piece";
-  for (const Piece& piece : p.pieces) {
+  for (const auto& piece : p.pieces) {
     if (!declines_tiles(CopyPlan(piece))) return nullptr;
   }
   return "nothing to transpose";
