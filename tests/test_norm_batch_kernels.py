@@ -11,7 +11,7 @@ import dlkern
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(params=["planes", "columns", "streams"])
+@pytest.fixture(params=["tiles", "planes", "columns", "streams"])
 def kernel(request):
     """The one kind of kernel that calls may choose, where it takes the problem."""
     dlkern._dlkern.set_implementations(request.param)
@@ -29,7 +29,7 @@ def declined():
 
 DTYPES = ["bfloat16", "float32", "float64"]
 # Sets of a part of a warp up to many blocks; planes at multiples of 16 bytes and not, smaller
-# ones, and some of many parts.
+# ones, some of many parts, and short ones of many channels.
 SHAPES = [
     ("NCHW", (70, 24, 7, 7)),
     ("NCHW", (5, 6, 55, 53)),
@@ -37,6 +37,8 @@ SHAPES = [
     ("NCHW", (3, 4, 150, 151)),
     ("NCHW", (2, 4, 160, 160)),
     ("NCHW", (40, 8, 3)),
+    ("NCHW", (5, 520, 7, 7)),
+    ("NCHW", (33, 304, 11)),
     ("NHWC", (3, 50, 20, 72)),
     ("NHWC", (2, 61, 12)),
     ("NHWC", (1000, 520)),

@@ -66,6 +66,7 @@ SetBackward sets_of(const BatchNormBackward& p) {
 }
 
 constexpr Impl<BatchNormTraining> kTraining[] = {
+    forward_impl<kSetsOfTiles, BatchNormTraining, sets_of>("tiles"),
     forward_impl<kSetsOfPlanes, BatchNormTraining, sets_of>("planes"),
     forward_impl<kSetsOfColumns, BatchNormTraining, sets_of>("columns"),
     forward_impl<kSetsOfStreams, BatchNormTraining, sets_of>("streams"),
@@ -75,6 +76,7 @@ constexpr Impl<BatchNormInference> kInference[] = {
     forward_impl<kSetsOfStreams, BatchNormInference, sets_of>("streams"),
 };
 constexpr Impl<BatchNormBackward> kBackward[] = {
+    backward_impl<kSetsOfTiles, BatchNormBackward, sets_of>("tiles"),
     backward_impl<kSetsOfPlanes, BatchNormBackward, sets_of>("planes"),
     backward_impl<kSetsOfColumns, BatchNormBackward, sets_of>("columns"),
     backward_impl<kSetsOfStreams, BatchNormBackward, sets_of>("streams"),

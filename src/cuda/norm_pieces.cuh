@@ -5,6 +5,7 @@
 #include "core/activation_math.h"
 #include "core/fast_math.h"
 #include "cuda/norm_sets.cuh"
+#include "cuda/prims/copy_async.cuh"
 #include "cuda/prims/row_pieces.cuh"
 
 namespace dlkern::gpu {
@@ -97,12 +98,6 @@ __device__ __forceinline__ void copy_piece(uint4* slot, const T* p, int count, i
 #endif
   const Piece<T> piece = load_piece(p, count, align);
   *slot = make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
-}
-__device__ __forceinline__ void wait_for_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  cp_async_commit();
-  cp_async_wait<0>();
-#endif
 }
 template <class T>
 __device__ __forceinline__ Piece<T> piece_at(const uint4* slot) {

@@ -387,31 +387,6 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 // ---- Host --------------------------------------------------------------------------------------
 
-// x by sample, channel and position.
-struct Planar {
-  int64_t samples, channels, length;
-  int64_t sample_stride, channel_stride;
-
-  int64_t segments(const SetShape& shape) const {
-    return shape.groups ? channels / shape.groups : samples;
-  }
-  int64_t sets(const SetShape& shape) const {
-    return shape.groups ? samples * shape.groups : channels;
-  }
-};
-
-// False where a tensor is not [samples, channels, length] with neighbouring positions.
-bool planar(const Tensor& t, int channel, Planar& p) {
-  int64_t length = 1;
-  for (int d = t.ndim - 1; d > 0; --d) {
-    if (d == channel) continue;
-    if (t.shape[d] != 1 && t.strides[d] != length) return false;
-    length *= t.shape[d];
-  }
-  p = {t.shape[0], t.shape[channel], length, t.strides[0], t.strides[channel]};
-  return true;
-}
-
 template <class T, int N>
 Planes<N> planes_of(const SetShape& shape, const Tensor* const (&tensors)[N]) {
   Planar p{};

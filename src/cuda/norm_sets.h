@@ -36,6 +36,31 @@ inline SetShape group_sets(int channel, int64_t groups) {
   return {1u | 1u << channel, channel, groups};
 }
 
+// x by sample, channel and position.
+struct Planar {
+  int64_t samples, channels, length;
+  int64_t sample_stride, channel_stride;
+
+  int64_t segments(const SetShape& shape) const {
+    return shape.groups ? channels / shape.groups : samples;
+  }
+  int64_t sets(const SetShape& shape) const {
+    return shape.groups ? samples * shape.groups : channels;
+  }
+};
+
+// False where a tensor is not [samples, channels, length] with neighbouring positions.
+inline bool planar(const Tensor& t, int channel, Planar& p) {
+  int64_t length = 1;
+  for (int d = t.ndim - 1; d > 0; --d) {
+    if (d == channel) continue;
+    if (t.shape[d] != 1 && t.strides[d] != length) return false;
+    length *= t.shape[d];
+  }
+  p = {t.shape[0], t.shape[channel], length, t.strides[0], t.strides[channel]};
+  return true;
+}
+
 // What a forward pass reads and writes.
 struct SetForward {
   Tensor x, weight, bias, residual, y, mean, rstd, running_mean, running_var, num_batches;
@@ -71,6 +96,7 @@ struct SetNorm {
   void (*backward)(const SetBackward&, const Launch&);
 };
 extern SetNorm kSetsOfPlanes;   // norm_planes.cu
+extern SetNorm kSetsOfTiles;    // norm_tiles.cu
 extern SetNorm kSetsOfColumns;  // norm_columns.cu
 extern SetNorm kSetsOfStreams;  // norm_streams.cu
 
