@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(kThreads<T>, 2)
     if (args.residual) {
       r = aligned_piece(args.residual + thread.offset(args.residual_sample, sample, piece));
     }
-    const Piece<T> y = normalized(args.activation, piece_at<T>(slots + i),
-                                  args.residual != nullptr, r, v[0], v[1], v[2]);
+    const Piece<T> y = normalized(args.activation, piece_at<T>(slots + i), args.residual != nullptr,
+                                  r, v[0], v[1], v[2]);
     store_words(args.y + thread.offset(args.y_sample, sample, piece), y.word);
   });
 }

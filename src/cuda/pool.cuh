@@ -10,7 +10,7 @@
 
 namespace dlkern::gpu {
 
-inline constexpr int kPoolThreads = 256;
+inline constexpr int kPoolThreads = 128;
 
 // A tensor [N, C, D, H, W].
 template <class T>
@@ -42,11 +42,12 @@ __device__ __forceinline__ I nearest(I i, I extent) {
 }
 
 // The largest power of two, at most 16, that divides the addresses of t's elements, those along
-// dimension `along` apart, whose stride is 1.
+// dimension `along` apart, whose stride is 1. The batch counts where it is one item, too: that is computed
+// as it would be beside others.
 inline int image_alignment(const Tensor& t, int along) {
   uint64_t bits = reinterpret_cast<uintptr_t>(t.data) | 16;
   for (int d = 0; d < t.ndim; ++d) {
-    if (d != along && t.shape[d] > 1) bits |= t.strides[d] * dtype_size(t.dtype);
+    if (d != along && (t.shape[d] > 1 || d == 0)) bits |= t.strides[d] * dtype_size(t.dtype);
   }
   return static_cast<int>(bits & (~bits + 1));
 }
@@ -137,9 +138,9 @@ struct Indices {
   }
 };
 
-// An index that int32 cannot hold is no position of a plane that it can number.
+// An index beyond 2^31 is no position of a plane that int can number: negative, as other wrong ones.
 __device__ __forceinline__ int narrow(int64_t v) {
-  return v == static_cast<int32_t>(v) ? static_cast<int32_t>(v) : -1;
+  return v >> 32 == 0 ? static_cast<int32_t>(v) : -1;
 }
 // N neighbouring indices, aligned to N of them or to 16 bytes.
 template <class Index, int N>
@@ -180,8 +181,8 @@ struct PoolTiles {
   PoolTiles(int64_t batch, int64_t c, const int64_t (&extent)[kMaxSpatial], bool channels_last_,
             int most_log_c = 5)
       : extent_c(c), extent_h(extent[1]), extent_w(extent[2]), channels_last(channels_last_) {
-    int left = 8;  // 2^8 threads
-    static_assert(kPoolThreads == 1 << 8);
+    int left = 7;
+    static_assert(kPoolThreads == 1 << 7);
     const auto grow = [&left](int& log, int64_t extent, int most) {
       while (left > 0 && log < most && int64_t{1} << log < extent) ++log, --left;
     };
@@ -236,7 +237,43 @@ struct PoolTiles {
   }
 };
 
+// The same in groups of rows x columns, one for each thread.
+struct PoolGroups {
+  FastDiv by_w, by_h, by_d, by_c;
+  int count;
+
+  PoolGroups(const PoolShape& s, const int64_t (&extent)[kMaxSpatial], int rows, int columns)
+      : by_w(ceil_div(extent[2], columns)),
+        by_h(ceil_div(extent[1], rows)),
+        by_d(extent[0]),
+        by_c(s.channels),
+        count(
+            static_cast<int>(s.batch * s.channels * extent[0] * by_h.divisor() * by_w.divisor())) {}
+  int grid() const { return std::max(static_cast<int>(ceil_div(count, kPoolThreads)), 1); }
+
+  // The group of this thread; false where it has none.
+  __device__ __forceinline__ bool place(PoolPlace<int>& p) const {
+    int i = blockIdx.x * kPoolThreads + threadIdx.x;
+    if (i >= count) return false;
+    const auto take = [&i](const FastDiv& by) {
+      const int q = by.quick(i), r = i - q * static_cast<int>(by.divisor());
+      i = q;
+      return r;
+    };
+    p.w = take(by_w), p.h = take(by_h), p.d = take(by_d), p.c = take(by_c), p.n = i;
+    return true;
+  }
+};
+
 // ---- Choices, on the host ----------------------------------------------------------------------
+
+// f.operator()<T>() for floating types of at most 4 bytes.
+template <class F>
+void dispatch_short(DType dtype, F&& f) {
+  dispatch_floating(dtype, [&]<class T>() {
+    if constexpr (sizeof(T) <= 4) f.template operator()<T>();
+  });
+}
 
 // All that kernels count fits into int: positions and tiles.
 inline bool counts_in_int(const PoolShape& s) {
@@ -246,13 +283,44 @@ inline bool counts_in_int(const PoolShape& s) {
   return s.is_narrow() && std::max(items(s.in), items(s.out)) < INT32_MAX / 2;
 }
 
-// k x k taps along H and W, without gaps.
-inline bool is_square(const PoolShape& s, int k) {
+// Windows of kernel x kernel taps at a distance of `stride` along H and W, all without gaps, for which there
+// are kernels; {0, 0} stands for all others. Windows along W alone, of images with one row, are some of whose
+// taps no others than those of the first row lie inside.
+struct PoolSquare {
+  int kernel = 0, stride = 0;
+  explicit operator bool() const { return kernel > 0; }
+};
+// taps x taps of them, at any distance.
+inline bool has_taps(const PoolShape& s, int taps) {
+  bool has = true;
   for (int d = 1; d < kMaxSpatial; ++d) {
     const Window& w = s.window[d];
-    if (s.adaptive[d] || w.kernel != k || (w.dilation != 1 && k > 1)) return false;
+    has = has && w.kernel == taps && w.dilation == 1 && !s.adaptive[d];
   }
-  return true;
+  return has;
+}
+inline bool is_line(const PoolShape& s) {
+  const Window& h = s.window[1];
+  return s.in[1] == 1 && s.out[1] == 1 && h.kernel == 1 && h.pad_begin == 0;
+}
+inline PoolSquare square_of(const PoolShape& s) {
+  const Window &h = s.window[1], &w = s.window[2];
+  const auto kernel = static_cast<int>(w.kernel), stride = static_cast<int>(w.stride);
+  const bool has_kernels = kernel == 3 ? stride == 1 || stride == 2 : kernel == 2 && stride == 2;
+  const bool square = has_taps(s, kernel) && h.stride == stride;
+  const bool line = is_line(s) && w.dilation == 1 && !s.adaptive[2];
+  if (!has_kernels || !(square || line) || s.window[0].dilation != 1) return {};
+  return {kernel, stride};
+}
+inline constexpr const char* kNoSquare =
+    "not windows of 2 x 2 at a distance of 2, or 3 x 3 at one of 1 or 2";
+// f.operator()<kernel, stride>()
+template <class F>
+void dispatch_square(const PoolShape& s, F&& f) {
+  const PoolSquare square = square_of(s);
+  if (square.kernel == 2) return f.template operator()<2, 2>();
+  if (square.stride == 2) return f.template operator()<3, 2>();
+  f.template operator()<3, 1>();
 }
 
 // Groups of n neighbours along dimension `along` can be accessed at once (in 16 bytes at most),

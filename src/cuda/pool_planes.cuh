@@ -69,20 +69,15 @@ struct PlanePlace {
   int volume, d, h, w;
 };
 
-// The part of a target that one thread takes.
-struct PlaneStrip {
-  int rows, columns;
-};
-
 // The extents [D, H, W] of tensors without gaps.
 struct PlaneExtents {
   int d, h, w;
   FastDiv by_d, by_h, by_w;
 
-  PlaneExtents(const int64_t (&e)[kMaxSpatial], const PlaneStrip& strip = {1, 1})
+  explicit PlaneExtents(const int64_t (&e)[kMaxSpatial])
       : d(static_cast<int>(e[0])),
-        h(static_cast<int>(ceil_div(e[1], strip.rows))),
-        w(static_cast<int>(ceil_div(e[2], strip.columns))),
+        h(static_cast<int>(e[1])),
+        w(static_cast<int>(e[2])),
         by_d(d),
         by_h(h),
         by_w(w) {}
@@ -93,7 +88,6 @@ struct PlaneExtents {
 // How planar tensors are cut into tiles.
 struct PlaneTiles {
   PlaneExtents target, source;
-  PlaneExtents strips;  // of the target
   PoolReach reach[kMaxSpatial];
   int channels;
   bool whole;                           // tiles are whole volumes, else bands
@@ -106,35 +100,35 @@ struct PlaneTiles {
   // bytes_of(targets, sources): what so many elements take in shared memory. packed: neighbouring
   // volumes lie together.
   template <class Bytes>
-  PlaneTiles(const PoolShape& s, bool forward, PlaneStrip strip, bool packed, Bytes&& bytes_of)
+  PlaneTiles(const PoolShape& s, bool forward, bool packed, Bytes&& bytes_of)
       : target(forward ? s.out : s.in),
         source(forward ? s.in : s.out),
-        strips(forward ? s.out : s.in, strip),
         reach{reach_of(s, forward, 0), reach_of(s, forward, 1), reach_of(s, forward, 2)},
         channels(static_cast<int>(s.channels)),
         deep(!is_flat(s)) {
-    constexpr int64_t kEnough = 20 * 1024;
-    const int64_t blocks = 4 * multiprocessor_count(), all = s.batch * s.channels;
+    // Backward, what neighbouring tiles both read is more.
+    const int64_t enough = (forward ? 12 : 20) * 1024;
+    const int64_t blocks = (forward ? 16 : 4) * multiprocessor_count(), all = s.batch * s.channels;
     const int64_t volume_bytes = bytes_of(target.volume(), source.volume());
-    whole = volume_bytes <= kEnough && all >= blocks;
+    whole = volume_bytes <= enough && all >= blocks;
     slices = reach[0].most(1);
     volumes = 1;
-    int64_t most = strip.rows;
+    int64_t most = 1;
     if (whole) {
       most = target.h;
       if (packed)
-        volumes = static_cast<int>(std::clamp<int64_t>(kEnough / volume_bytes, 1, all / blocks));
+        volumes = static_cast<int>(std::clamp<int64_t>(enough / volume_bytes, 1, all / blocks));
     } else {
       const auto fits = [&](int64_t n) {
         return n <= target.h && all * target.d * ceil_div(target.h, n) >= blocks &&
-               bytes_of(n * target.w, slices * (reach[1].most(n) * source.w + 15)) <= kEnough;
+               bytes_of(n * target.w, slices * (reach[1].most(n) * source.w + 15)) <= enough;
       };
-      for (int64_t step = int64_t{1} << 30; step >= strip.rows; step /= 2) {
+      for (int64_t step = int64_t{1} << 30; step > 0; step /= 2) {
         if (fits(most + step)) most += step;
       }
     }
     const int64_t bands = ceil_div(target.h, most);
-    rows = static_cast<int>(ceil_div(ceil_div(target.h, bands), strip.rows) * strip.rows);
+    rows = static_cast<int>(ceil_div(target.h, bands));
     source_rows = reach[1].most(rows);
     by_group = FastDiv(ceil_div(channels, volumes));
     by_slice = FastDiv(whole ? 1 : target.d);
@@ -175,25 +169,18 @@ struct PlaneTiles {
     }
     return t;
   }
-  // Strips of a tile, and where one of them begins.
-  template <int kRows>
-  __device__ __forceinline__ int strips_of(const PlanePart& t) const {
-    return t.volumes * t.slices * ((t.rows - 1) / kRows + 1) * strips.w;
+  // Elements of a tile, and where one of them lies.
+  __device__ __forceinline__ int targets_of(const PlanePart& t) const {
+    return t.volumes * t.slices * t.rows * target.w;
   }
-  template <int kRows, int kColumns = 1>
   __device__ __forceinline__ PlanePlace place(const PlanePart& t, int i) const {
-    int row = strips.by_w.quick(i), slice = 0;
-    const int w = (i - row * strips.w) * kColumns;
-    if (!whole) return {0, t.d, t.h + row * kRows, w};
-    slice = strips.by_h.quick(row);
-    row -= slice * strips.h;
-    const int volume = deep ? strips.by_d.quick(slice) : slice;
-    return {volume, slice - volume * target.d, row * kRows, w};
-  }
-  // The number of an element within a tile.
-  __device__ __forceinline__ int number(const PlanePart& t, const PlanePlace& p) const {
-    const int slice = whole ? p.volume * target.d + p.d : 0;
-    return (slice * t.rows + p.h - t.h) * target.w + p.w;
+    int row = target.by_w.quick(i), slice = 0;
+    const int w = i - row * target.w;
+    if (!whole) return {0, t.d, t.h + row, w};
+    slice = target.by_h.quick(row);
+    row -= slice * target.h;
+    const int volume = deep ? target.by_d.quick(slice) : slice;
+    return {volume, slice - volume * target.d, row, w};
   }
 
  private:
@@ -216,6 +203,19 @@ __device__ __forceinline__ void for_runs(const PlaneTiles& tiles, const PlanePar
   for (int i = 0; i < part.slices; ++i) {
     f(i, i * tiles.source.slice(), part.rows * tiles.source.w);
   }
+}
+
+// Where element i of a run of a source lies.
+__device__ __forceinline__ PlanePlace window_place(const PlaneTiles& tiles, const PlanePart& from,
+                                                   int run, int i) {
+  const PlaneExtents& e = tiles.source;
+  int row = e.by_w.quick(i);
+  const int w = i - row * e.w;
+  if (!tiles.whole) return {0, from.d + run, from.h + row, w};
+  int slice = e.by_h.quick(row);
+  row -= slice * e.h;
+  const int volume = e.by_d.quick(slice);
+  return {volume, slice - volume * e.d, row, w};
 }
 
 // ---- Shared memory -----------------------------------------------------------------------------
@@ -322,22 +322,6 @@ bool are_packed(Problem p) {
     packed = packed && t->strides[1] == t->shape[2] * t->shape[3] * t->shape[4];
   }
   return packed;
-}
-
-// f.operator()<K, S>() for windows of K x K taps at a distance of S, alike along H and W, that have kernels
-// of their own; with
-// zeros for others, and for all where there are none (kAny).
-template <bool kAny, class F>
-void dispatch_squares(const PoolShape& s, F&& f) {
-  if constexpr (kAny) {
-    const int64_t step = s.window[1].stride;
-    if (step == s.window[2].stride && s.window[1].pad_begin == s.window[2].pad_begin) {
-      if (is_square(s, 3) && step == 2) return f.template operator()<3, 2>();
-      if (is_square(s, 3) && step == 1) return f.template operator()<3, 1>();
-      if (is_square(s, 2) && step == 2) return f.template operator()<2, 2>();
-    }
-  }
-  f.template operator()<0, 0>();
 }
 
 // Why kernels over planes do not take a problem, whatever their tiles; nullptr: they do.
