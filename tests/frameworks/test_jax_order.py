@@ -37,7 +37,7 @@ def long_work(device):
 def run_python(script, device, **environment):
     environment = {"JAX_PLATFORMS": "cpu" if device.platform == "cpu" else "cuda", **environment}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=120,
         env=os.environ | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

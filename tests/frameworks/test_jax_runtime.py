@@ -114,7 +114,7 @@ def test_scratch_memory_is_a_result(jax_device):
 
 
 def test_donated_arrays_are_updated_in_place(jax_device):
-    param, grad, momentum = (jnp.asarray(normal(64, 64) + i) for i in range(3))
+    param, grad, momentum = (jnp.array(normal(64, 64) + i) for i in range(3))  # JAX's own memory
     places = [a.unsafe_buffer_pointer() for a in (param, momentum)]
     expected = [np.array(a) for a in (param, momentum)]
     dlkern.sgd_step(expected[0], np.array(grad), expected[1], lr=0.1, momentum=0.9)
@@ -280,7 +280,7 @@ def test_a_program_of_another_version_is_refused():
 
 def run_python(code):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=True
     ).stdout.split()
 
 
