@@ -142,6 +142,8 @@ from dlkern.pool import (
     max_pool_backward,
 )
 from dlkern.reduce import (
+    all,
+    any,
     argmax,
     argmin,
     logsumexp,
@@ -186,6 +188,8 @@ __all__ = [
     "adaptive_max_pool_backward",
     "add",
     "add_backward",
+    "all",
+    "any",
     "argmax",
     "argmin",
     "autotune",

@@ -151,6 +151,42 @@ def logsumexp(
     return _dlkern.reduce(x, "logsumexp", axis, None, keepdims, out, stream)
 
 
+def any(
+    x: Any, axis: Axis = None, *, keepdims: bool = False, out: Any = None, stream: Any = None
+) -> Any:
+    """Whether an element over axes is true; False over no elements.
+
+    Parameters
+    ----------
+    x : array of bool
+        True where a byte is not 0.
+    axis : int, tuple of int or None
+        The axes to reduce; None: all.
+    keepdims : bool
+        Keep the reduced axes with extent 1.
+    out : array of bool, optional
+        Written instead of a new array.
+    stream : int or object with ``__cuda_stream__``, optional
+        As for :func:`sum`, as are the errors.
+
+    Returns
+    -------
+    array of bool
+        Framework and device of `x`.
+    """
+    return _dlkern.reduce(x, "any", axis, None, keepdims, out, stream)
+
+
+def all(
+    x: Any, axis: Axis = None, *, keepdims: bool = False, out: Any = None, stream: Any = None
+) -> Any:
+    """Whether all elements over axes are true; True over no elements.
+
+    Parameters and errors are those of :func:`any`.
+    """
+    return _dlkern.reduce(x, "all", axis, None, keepdims, out, stream)
+
+
 def vector_norm(
     x: Any,
     axis: Axis = None,

@@ -979,6 +979,20 @@ OPS = [
         free_axes={"x": (0, 1)},
     ),
     Op(
+        "any",
+        {"x": booleans(5, 9, 60)},
+        {"out": ((5, 60), "bool")},
+        {"axis": 1},
+        free_axes={"x": (1,)},
+    ),
+    Op(
+        "all",
+        {"x": booleans(5, 37)},
+        {"out": ((), "bool")},
+        any_rank=("x",),
+        free_axes={"x": (0, 1)},
+    ),
+    Op(
         "prod",
         {"x": normal(4, 9, 60)},
         {"out": (4, 60)},

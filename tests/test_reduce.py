@@ -461,3 +461,34 @@ def test_wrong_arguments(backend, call, error, message):
 def test_all_dtypes_are_covered():
     for dtype in FLOATS:
         assert dlkern.sum(rounded([1, 2], dtype)).dtype == rounded([1], dtype).dtype
+
+
+LOGICAL = {"any": dlkern.any, "all": dlkern.all}
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("op", LOGICAL)
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (5003,), (3, 4), (17, 600), (600, 17), (5, 23, 36), (2, 3, 1, 5, 4)]
+)
+def test_truths(backend, rng, op, shape):
+    """Rare answers too: elements that are almost all true, or false; bytes other than 0 and 1."""
+    for few in (1.5, 0.5 / max(np.prod(shape[:1]), 1)):
+        x = rng.random(shape) < few if op == "any" else rng.random(shape) >= few
+        for layout in LAYOUTS if shape else ("contiguous",):
+            on_device = backend.array(x, layout)
+            for axis in (None, *range(len(shape))):
+                y = LOGICAL[op](on_device, axis)
+                np.testing.assert_array_equal(backend.numpy(y), getattr(np, op)(x, axis))
+                y = LOGICAL[op](on_device, axis, keepdims=True)
+                assert backend.numpy(y).shape == np.sum(x, axis, keepdims=True).shape
+
+
+def test_truths_of_odd_bytes_and_of_nothing():
+    x = np.array([[0, 2, 0, 0], [0, 0, 0, 0], [4, 2, 128, 255]], "uint8").view(bool)
+    assert np.asarray(dlkern.any(x, 1)).tolist() == [True, False, True]
+    assert np.asarray(dlkern.all(x, 1)).view("uint8").tolist() == [0, 0, 1]
+    assert np.asarray(dlkern.any(x, 0)).view("uint8").tolist() == [1, 1, 1, 1]
+    nothing = np.zeros((0, 3), bool)
+    assert np.asarray(dlkern.any(nothing, 0)).tolist() == [False] * 3
+    assert np.asarray(dlkern.all(nothing, 0)).tolist() == [True] * 3

@@ -8,13 +8,15 @@
  *                            number of nonzero elements for 0
  *     logsumexp              y = log sum exp(x), without overflow
  *     var, std               y = sum (x - mean)^2 / max(n - correction, 0) over n elements; its root
+ *     any, all               y = whether one element, or each, is true
  *
  * y has x's shape with extent 1 on the reduced axes, or without these axes; both are accepted.
  *
  * dtypes of x: float64, float32, float16, bfloat16; int32 and int64 for sum, prod, max, min, argmax
- * and argmin.
+ * and argmin; bool for any and all.
  *     argmax, argmin     y is int64 or int32
  *     sum, prod          y is int64 for int32 and int64
+ *     any, all           y is bool
  *     otherwise          y has x's dtype, or float32 for a 16-bit x
  * 16-bit values are computed with in float32, sums and products of integers in int64 (modulo 2^64).
  * Sums are taken in blocks and the block sums in pairs: the rounding error grows like the logarithm
@@ -25,8 +27,9 @@
  *
  * NaN is larger and smaller than any number: max and min return it, argmax and argmin the index of
  * the first one. Over no elements a sum or a norm with ord >= 0 finite is 0, a product 1, logsumexp
- * -inf, a mean, var and std NaN; the others are an error. var and std over n <= correction elements are infinite, or
- * NaN where the sum of squares is 0.
+ * -inf, a mean, var and std NaN, any false and all true; the others are an error. var and std over
+ * n <= correction elements are infinite, or NaN where the sum of squares is 0.
+ * A bool is true where its byte is not 0.
  * Any strides. y overlaps no input.
  */
 #ifndef DLKERN_REDUCE_H_
@@ -49,7 +52,9 @@ typedef enum dlk_reduce_kind {
   DLK_REDUCE_VECTOR_NORM = 7,
   DLK_REDUCE_VAR = 8,
   DLK_REDUCE_STD = 9,
-  DLK_REDUCE_LOGSUMEXP = 10
+  DLK_REDUCE_LOGSUMEXP = 10,
+  DLK_REDUCE_ANY = 11,
+  DLK_REDUCE_ALL = 12
 } dlk_reduce_kind;
 
 typedef struct dlk_reduce_params {

@@ -107,6 +107,15 @@ void logsumexp(const Reduce& p) {
   });
 }
 
+// all is that there is none that is 0.
+void truths(const Reduce& p) {
+  const bool all = p.kind == DLK_REDUCE_ALL;
+  auto* y = p.y.as<uint8_t>();
+  Reducer<uint8_t, Sum<float>>(p, all ? Term::kZero : Term::kNonzero).run([=](int64_t at, float n) {
+    y[at] = (n != 0) != all;
+  });
+}
+
 template <class T>
 void forward(const Reduce& p) {
   switch (p.kind) {
@@ -133,12 +142,16 @@ void forward(const Reduce& p) {
     case DLK_REDUCE_LOGSUMEXP:
       if constexpr (!std::is_integral_v<T>) logsumexp<T>(p);
       return;
+    case DLK_REDUCE_ANY:
+    case DLK_REDUCE_ALL:
+      return;  // truths
   }
 }
 
 constexpr Impl<Reduce> kForward[] = {
     {"cpu_blocks", supports_all, nullptr,
      [](const Reduce& p, const Launch&) {
+       if (is_logical(p.kind)) return truths(p);
        dispatch_reducible(p.x.dtype, [&]<class T>() { forward<T>(p); });
      }},
 };

@@ -5,6 +5,7 @@
 //   prod, vector_norm     reduce_products.cu
 //   var, std              reduce_moments.cu
 //   logsumexp             reduce_logsumexp.cu
+//   any, all              reduce_truths.cu
 //   gradients             reduce_backward.cu
 //
 // Algorithm and its order of additions: prims/axis_reduce.cuh. Bound by memory: each element is read
@@ -17,6 +18,7 @@ namespace dlkern {
 namespace gpu {
 
 size_t state_bytes(dlk_reduce_kind kind, DType dtype) {
+  if (is_logical(kind)) return sizeof(uint32_t);
   const size_t number = is_vector_dtype(dtype) ? 4 : 8;
   if (is_arg(kind)) return sizeof(Candidate<double>);
   const bool two = kind == DLK_REDUCE_PROD || kind == DLK_REDUCE_LOGSUMEXP;
@@ -31,7 +33,8 @@ using namespace gpu;
 axis::Plan plan_of(const Reduce& p) {
   const bool rare =
       p.kind == DLK_REDUCE_VECTOR_NORM && p.ord != 1 && p.ord != 2 && !std::isinf(p.ord);
-  return plan_axes(p.x, p.y, Tensor{}, p.axes, is_arg(p.kind), is_vector_dtype(p.x.dtype) && !rare);
+  const bool vector = is_logical(p.kind) ? p.x.dtype != DType::kBool : is_vector_dtype(p.x.dtype);
+  return plan_axes(p.x, p.y, Tensor{}, p.axes, is_arg(p.kind), vector && !rare);
 }
 
 void reduce_sums(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace) {
@@ -43,7 +46,8 @@ void reduce_sums(const Reduce& p, const axis::Plan& plan, void* stream, void* wo
   });
 }
 
-void run(const Reduce& p, const Launch& launch) {
+void run(const Reduce& given, const Launch& launch) {
+  const Reduce p = in_words(given);
   const axis::Plan plan = plan_of(p);
   const auto with = [&](auto* reduce) { reduce(p, plan, launch.stream, launch.workspace); };
   switch (p.kind) {
@@ -65,13 +69,16 @@ void run(const Reduce& p, const Launch& launch) {
       return with(reduce_moments);
     case DLK_REDUCE_LOGSUMEXP:
       return with(reduce_logsumexp);
+    case DLK_REDUCE_ANY:
+    case DLK_REDUCE_ALL:
+      return with(reduce_truths);
   }
 }
 
 constexpr Impl<Reduce> kForward[] = {
     {"axes", supports_all,
      [](const Reduce& p) {
-       return axis_workspace_bytes(plan_of(p), state_bytes(p.kind, p.x.dtype));
+       return axis_workspace_bytes(plan_of(in_words(p)), state_bytes(p.kind, p.x.dtype));
      },
      run},
 };

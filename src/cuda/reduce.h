@@ -17,6 +17,7 @@ void reduce_indices(const Reduce& p, const axis::Plan& plan, void* stream, void*
 void reduce_products(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
 void reduce_norms(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
 void reduce_logsumexp(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
+void reduce_truths(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
 void reduce_moments(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace);
 
 // What a gradient needs to know of each result: two numbers in the type that x is computed in, as
@@ -33,6 +34,10 @@ void split_products(const ReduceBackward& p, const Statistics& to, const axis::P
 // a: the first element; b: the mean of the differences from it.
 void find_means(const ReduceBackward& p, const Statistics& to, const axis::Plan& plan, void* stream,
                 void* workspace);
+
+// The same with four bools as a word in x, and in y where it has as many neighbours, if that is
+// possible: what any and all are planned for. p itself for all other kinds.
+Reduce in_words(const Reduce& p);
 
 size_t state_bytes(dlk_reduce_kind kind, DType dtype);
 

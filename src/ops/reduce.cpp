@@ -22,9 +22,11 @@ constexpr struct {
               {"vector_norm", "vector_norm_backward"},
               {"var", "var_backward"},
               {"std", "std_backward"},
-              {"logsumexp", "logsumexp_backward"}};
+              {"logsumexp", "logsumexp_backward"},
+              {"any", "any"},
+              {"all", "all"}};
 
-bool is_kind(int32_t kind) { return kind >= DLK_REDUCE_SUM && kind <= DLK_REDUCE_LOGSUMEXP; }
+bool is_kind(int32_t kind) { return kind >= DLK_REDUCE_SUM && kind <= DLK_REDUCE_ALL; }
 
 // The op's index in kNames, before params have been checked.
 int32_t name_of(const dlk_reduce_params* params) {
@@ -81,7 +83,9 @@ Tensor keep_dims(const Call& call, const Tensor& t, const Tensor& x, uint32_t ax
 }
 
 void require_reducible(const Call& call, const Tensor& x, dlk_reduce_kind kind) {
-  if (kind == DLK_REDUCE_MEAN || kind == DLK_REDUCE_VECTOR_NORM || is_variance(kind) ||
+  if (is_logical(kind)) {
+    call.require_dtype(x, {DType::kBool});
+  } else if (kind == DLK_REDUCE_MEAN || kind == DLK_REDUCE_VECTOR_NORM || is_variance(kind) ||
       kind == DLK_REDUCE_LOGSUMEXP) {
     call.require_floating(x);
   } else {
@@ -151,7 +155,7 @@ dlk_status_t backward(const DLTensor* dy_, const DLTensor* x_, const DLTensor* y
   return entry(kNames[name_of(params)].backward, launch, [&](Call& call) {
     const dlk_reduce_params p = read_params(params, kDefaults);
     const dlk_reduce_kind kind = kind_of(p);
-    if (is_arg(kind)) {
+    if (is_arg(kind) || is_logical(kind)) {
       fail(DLK_INVALID_ARGUMENT, "kind is ", kNames[kind].forward,
            ", expected one with a gradient");
     }

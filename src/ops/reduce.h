@@ -36,6 +36,9 @@ inline bool takes_y(dlk_reduce_kind kind) {
 inline bool is_arg(dlk_reduce_kind kind) {
   return kind == DLK_REDUCE_ARGMAX || kind == DLK_REDUCE_ARGMIN;
 }
+inline bool is_logical(dlk_reduce_kind kind) {
+  return kind == DLK_REDUCE_ANY || kind == DLK_REDUCE_ALL;
+}
 inline bool is_minimum(dlk_reduce_kind kind) {
   return kind == DLK_REDUCE_MIN || kind == DLK_REDUCE_ARGMIN;
 }

@@ -11,6 +11,8 @@ cdef extern from "dlkern/reduce.h" nogil:
         DLK_REDUCE_VAR
         DLK_REDUCE_STD
         DLK_REDUCE_LOGSUMEXP
+        DLK_REDUCE_ANY
+        DLK_REDUCE_ALL
     ctypedef struct dlk_reduce_params:
         uint32_t struct_size
         int32_t kind
@@ -27,7 +29,7 @@ cdef dict _reduce_kinds = {
     "sum": DLK_REDUCE_SUM, "mean": DLK_REDUCE_MEAN, "max": DLK_REDUCE_MAX, "min": DLK_REDUCE_MIN,
     "argmax": DLK_REDUCE_ARGMAX, "argmin": DLK_REDUCE_ARGMIN, "prod": DLK_REDUCE_PROD,
     "vector_norm": DLK_REDUCE_VECTOR_NORM, "var": DLK_REDUCE_VAR, "std": DLK_REDUCE_STD,
-    "logsumexp": DLK_REDUCE_LOGSUMEXP,
+    "logsumexp": DLK_REDUCE_LOGSUMEXP, "any": DLK_REDUCE_ANY, "all": DLK_REDUCE_ALL,
 }
 
 

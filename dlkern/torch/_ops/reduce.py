@@ -58,6 +58,8 @@ ROWS = [
     *_reduction("vector_norm", _X_Y, ", float ord=2"),
     *_reduction("var", "Tensor x", ", float correction=0.0"),
     *_reduction("std", _X_Y, ", float correction=0.0"),
+    Op(f"any(Tensor x, {_AXIS}, bool keepdims=False) -> (Tensor y)", _reduced),
+    Op(f"all(Tensor x, {_AXIS}, bool keepdims=False) -> (Tensor y)", _reduced),
     Op("argmax(Tensor x, int? axis=None, bool keepdims=False) -> (Tensor y)", _index),
     Op("argmin(Tensor x, int? axis=None, bool keepdims=False) -> (Tensor y)", _index),
 ]

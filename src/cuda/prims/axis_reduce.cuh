@@ -30,7 +30,7 @@
 //     void finish(const Found<T>&, State)               the result, once
 //     static constexpr bool kPivot                      each result may have a pivot, of type T
 //     static constexpr bool kVector                     worth all walks, for types that are computed
-//                                                       in float32; else one, scattered
+//                                                       in 32 bits; else one, scattered
 //     static constexpr bool kLooksUp                    finish looks at elements again
 // and shuffle_xor takes a State.
 #pragma once
@@ -756,7 +756,7 @@ inline size_t axis_workspace_bytes(const axis::Plan& plan, size_t state_bytes) {
 
 // Whether an Op and a type take all walks: what plan_axes is told as `vector`.
 template <class T, class Op>
-inline constexpr bool is_vector = Op::kVector && std::is_same_v<Accumulator<T>, float>;
+inline constexpr bool is_vector = Op::kVector && sizeof(Accumulator<T>) == 4;
 
 template <class T, class Op>
 void reduce_axes(const Tensor& x, const Tensor& pivot, const axis::Plan& plan, const Op& op,
