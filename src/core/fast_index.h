@@ -43,6 +43,49 @@ struct FastIndex {
   }
 };
 
+// The same with the rank known at run time: less code, and quicker where most have a dimension or two.
+// Stride: int where offsets fit in it.
+template <int N, class Stride = int64_t>
+struct RankedIndex {
+  int64_t numel = 1;
+  int ndim = 0;
+  FastDiv extent[kMaxDims];
+  Stride stride[N][kMaxDims] = {};
+
+  RankedIndex() = default;
+  explicit RankedIndex(const StridedIndex<N>& index) : numel(index.numel), ndim(index.ndim) {
+    for (int d = 0; d < ndim; ++d) {
+      extent[d] = FastDiv(index.shape[d]);
+      for (int n = 0; n < N; ++n) stride[n][d] = static_cast<Stride>(index.stride[n][d]);
+    }
+  }
+
+  DLK_HD bool is_flat() const { return ndim <= 1; }
+  // Of the innermost dimension; 0 where there is none.
+  DLK_HD Stride step(int n) const { return ndim ? stride[n][ndim - 1] : 0; }
+
+  // Element offsets of the linear (row-major) position i in each tensor. Positions of type int are
+  // quick: they and the extents are below 2^31.
+  template <class I>
+  DLK_HD void offsets(I i, Stride (&at)[N]) const {
+    for (int n = 0; n < N; ++n) at[n] = 0;
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#pragma unroll 1
+#endif
+    for (int d = ndim - 1; d > 0; --d) {
+      const I q = extent[d].of(i), rest = i - q * static_cast<I>(extent[d].divisor());
+      for (int n = 0; n < N; ++n) at[n] += rest * stride[n][d];
+      i = q;
+    }
+    for (int n = 0; n < N; ++n) at[n] += i * stride[n][0];
+  }
+  DLK_HD Stride offset(int64_t i) const {
+    Stride at[N];
+    offsets(i, at);
+    return at[0];
+  }
+};
+
 inline constexpr int kFewDims = 4;
 inline constexpr int64_t kPositionsPast = 1 << 16;
 

@@ -42,31 +42,52 @@ template <class T>
 struct Angles {
   using Acc = Accumulator<T>;
   const void *cos, *sin;
-  bool wide;  // of type Acc
+  bool wide;    // of type Acc
+  bool vector;  // rows may be read 16 bytes at a time
   int64_t rows, cos_row, cos_step, sin_row, sin_step;
   double log2_base, rotary;
   Acc sign;
 
-  static __device__ Acc element(const void* data, bool wide, int64_t at) {
-    return wide ? static_cast<const Acc*>(data)[at]
-                : static_cast<Acc>(static_cast<const T*>(data)[at]);
+  // Of one row of a table: elements first to first + W - 1.
+  template <class Element, int W>
+  __device__ void read(const void* table, int64_t at, int64_t step, Acc (&v)[W]) const {
+    const Element* from = static_cast<const Element*>(table) + at;
+    constexpr int kAccess = std::min<int>(W, 16 / sizeof(Element));
+    if (W > 1 && vector) {
+#pragma unroll
+      for (int k = 0; k < W; k += kAccess) {
+        const Vec<Element, kAccess> some = load_vec<kAccess>(from + k);
+#pragma unroll
+        for (int e = 0; e < kAccess; ++e) v[k + e] = static_cast<Acc>(some.v[e]);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < W; ++k) v[k] = static_cast<Acc>(from[k * step]);
+    }
+  }
+  template <int W>
+  __device__ void read(const void* table, int64_t at, int64_t step, Acc (&v)[W]) const {
+    wide ? read<Acc>(table, at, step, v) : read<T>(table, at, step, v);
   }
   // Pairs first to first + W - 1.
   template <int W>
   __device__ void load(int64_t position, int first, const double* turns, Acc (&c)[W],
                        Acc (&s)[W]) const {
-    const bool inside = position >= 0 && position < rows;
+    if (cos == nullptr) {
 #pragma unroll
-    for (int k = 0; k < W; ++k) {
-      if (cos == nullptr) {
+      for (int k = 0; k < W; ++k) {
         const double t = static_cast<double>(position) * turns[first + k];
         sincospi(static_cast<Acc>(2 * (t - rint(t))), &s[k], &c[k]);
-      } else {
-        c[k] = inside ? element(cos, wide, position * cos_row + (first + k) * cos_step) : Acc(NAN);
-        s[k] = inside ? element(sin, wide, position * sin_row + (first + k) * sin_step) : Acc(NAN);
       }
-      s[k] *= sign;
+    } else if (position >= 0 && position < rows) {
+      read(cos, position * cos_row + first * cos_step, cos_step, c);
+      read(sin, position * sin_row + first * sin_step, sin_step, s);
+    } else {
+#pragma unroll
+      for (int k = 0; k < W; ++k) c[k] = s[k] = Acc(NAN);
     }
+#pragma unroll
+    for (int k = 0; k < W; ++k) s[k] *= sign;
   }
   static __device__ void sincospi(float x, float* s, float* c) { sincospif(x, s, c); }
   static __device__ void sincospi(double x, double* s, double* c) { ::sincospi(x, s, c); }
@@ -241,12 +262,20 @@ TensorOf<T> tensor_of(const Rope& p, const Heads& heads, int width, int64_t firs
   return t;
 }
 
+// Whether W neighbours of each row of a table are read in whole accesses.
+inline bool is_vector(const Tensor& table, int width) {
+  const int64_t access = std::min<int64_t>(width, 16 / dtype_size(table.dtype));
+  return table && table.strides[1] == 1 && table.strides[0] % access == 0 &&
+         is_aligned(table.data, access * dtype_size(table.dtype));
+}
+
 template <class T>
-Angles<T> angles_of(const Rope& p) {
+Angles<T> angles_of(const Rope& p, int width) {
   const bool wide = p.cos.dtype == accumulator_of(p.first().dtype);
   return {p.cos.data,
           p.sin.data,
           wide,
+          is_vector(p.cos, width) && is_vector(p.sin, width),
           p.cos ? p.cos.shape[0] : 0,
           p.cos.strides[0],
           p.cos.strides[1],
@@ -278,7 +307,7 @@ void launch_rope(const Rope& p, const Launch& launch) {
                      p.positions.dtype == DType::kInt64,
                      {p.positions.strides[0], p.positions.strides[1]},
                      p.offset};
-    args.angles = angles_of<T>(p);
+    args.angles = angles_of<T>(p, W);
     if (blocks == 0) continue;
     launch_kernel(rope_kernel<T, W>, static_cast<unsigned>(blocks), kThreads, shared_bytes,
                   launch.stream, args);

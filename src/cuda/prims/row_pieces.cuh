@@ -123,23 +123,6 @@ __device__ __forceinline__ void store_words(void* p, const uint32_t (&w)[4]) {
 #endif
 }
 
-// The 16 bytes from byte `offset` (0 to 15) of the 32 in low and high.
-__device__ __forceinline__ void extract(const uint32_t (&low)[4], const uint32_t (&high)[4],
-                                        int offset, uint32_t (&w)[4]) {
-  uint32_t all[8];
-#pragma unroll
-  for (int k = 0; k < 4; ++k) all[k] = low[k], all[k + 4] = high[k];
-#pragma unroll
-  for (int k = 0; k < 6; ++k) all[k] = offset & 8 ? all[k + 2] : all[k];
-#pragma unroll
-  for (int k = 0; k < 5; ++k) all[k] = offset & 4 ? all[k + 1] : all[k];
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const uint64_t pair = all[k] | static_cast<uint64_t>(all[k + 1]) << 32;
-    w[k] = static_cast<uint32_t>(pair >> 8 * (offset & 3));
-  }
-}
-
 // ---- A row -------------------------------------------------------------------------------------
 
 // A row's elements of this thread. All threads of the block must call load and store; a team without

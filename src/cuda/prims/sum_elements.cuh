@@ -51,7 +51,28 @@ __device__ __forceinline__ Acc sum_of(const Pack<Acc, W>& value, int count) {
   return sum;
 }
 
-// Any strides, for Queues.
+// Where the packs of a block are, for Queues.
+template <class Index>
+struct InBlock {
+  const Index& index;
+  int64_t block;
+
+  __device__ int64_t step(int n) const { return index.step(n); }
+  template <int N>
+  __device__ void offsets(int i, int64_t (&at)[N]) const {
+    index.offsets(block, i, at);
+  }
+};
+// Contiguous tensors.
+template <int N>
+struct FlatIndex {
+  __device__ void offsets(int64_t block, int i, int64_t (&at)[N]) const {
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] = block + i;
+  }
+  __device__ int64_t step(int) const { return 1; }
+};
+// Any strides.
 template <int N, int kDims>
 struct StridedPacks {
   FastIndex<N, kDims> index;
@@ -69,7 +90,7 @@ inline constexpr int kSumItems = std::clamp(64 / (W * kBytesIn<Operands...>), 1,
 // Blocks of a multiprocessor, at least: strides take registers too.
 template <class Index, class... Operands>
 inline constexpr int kSumBlocks =
-    kBlocks<Operands...> - (std::is_same_v<Index, FlatIndex<sizeof...(Operands)>> ? 0 : 2);
+    (kWidest<Operands...> == 8 ? 4 : 8) - (std::is_same_v<Index, FlatIndex<sizeof...(Operands)>> ? 0 : 2);
 
 // Packs of W neighbours, aligned (kFit) or one element at a time.
 template <bool kFit, int W, class Index, class F, class Acc, class... Operands>
@@ -86,14 +107,15 @@ __global__ void __launch_bounds__(kThreads, (kSumBlocks<Index, Operands...>))
     const Into<F, Acc, W> into{f, value};
     if constexpr (kFit) {
       Queues<W, kItems, std::index_sequence_for<Operands...>, Operands...> queues;
+      const InBlock<Index> where{index, block};
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int at = first + i * kNext;
-        if (at < left) queues.fetch(index, block, at, left - at, i, operands...);
+        if (at < left) queues.fetch(where, at, left - at, i, operands...);
       }
 #pragma unroll 1  // one copy of what f may be
       for (int at = first; at < left; at += kNext) {
-        queues.finish(into, index, block, at, left - at, operands...);
+        queues.finish(into, where, at, left - at, operands...);
         sum += sum_of(value, left - at);
       }
     } else {
@@ -150,7 +172,7 @@ void sum_elements(const StridedIndex<N>& index, const F& f, Acc* partials, const
     fit ? launch.template operator()<true>(where) : launch.template operator()<false>(where);
   };
   if (fit && index.is_flat()) {
-    launch.template operator()<true>(FlatIndex<N>{index.numel});
+    launch.template operator()<true>(FlatIndex<N>{});
   } else if (fast_dims(index) <= kFewDims && index.numel < (int64_t{1} << 31) - kPositionsPast) {
     launch_strided.template operator()<kFewDims>();
   } else {

@@ -14,7 +14,7 @@ struct alignas(sizeof(T) * N) Vec {
   T v[N];
 };
 
-inline bool is_aligned(const void* p, size_t bytes) {
+DLK_HD bool is_aligned(const void* p, size_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
@@ -136,6 +136,56 @@ struct Raw {
         v.v[k] = static_cast<T>(from[k]);
       }
     }
+  }
+};
+
+// The words from byte `offset` on, below 4 K, of those in low and high.
+template <int K>
+__device__ __forceinline__ void extract(const uint32_t (&low)[K], const uint32_t (&high)[K],
+                                        int offset, uint32_t (&w)[K]) {
+  uint32_t all[2 * K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) all[k] = low[k], all[k + K] = high[k];
+#pragma unroll
+  for (int step = K / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int k = 0; k < K + step; ++k) all[k] = offset & 4 * step ? all[k + step] : all[k];
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint64_t pair = all[k] | static_cast<uint64_t>(all[k + 1]) << 32;
+    w[k] = static_cast<uint32_t>(pair >> 8 * (offset & 3));
+  }
+}
+
+// N neighbours at any address: the two aligned accesses around them.
+template <class T, int N>
+struct Around {
+  static constexpr int kBytes = N * sizeof(T), kWords = kBytes / 4;
+  static_assert(kBytes % 4 == 0);
+  uint32_t low[kWords], high[kWords];
+  int offset;
+
+  // The aligned kBytes in which the first element lies may be read, and those behind them.
+  __device__ __forceinline__ void load(const T* p) {
+    offset = static_cast<int>(reinterpret_cast<uintptr_t>(p) % kBytes);
+    const auto* from = reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(p) - offset);
+    const Vec<uint32_t, kWords> first = load_vec<kWords>(from);
+    Vec<uint32_t, kWords> second = first;
+    if (offset != 0) second = load_vec<kWords>(from + kWords);
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) low[k] = first.v[k], high[k] = second.v[k];
+  }
+  __device__ __forceinline__ void hold(const Raw<T, N>& raw) {
+    const auto words = bit_cast_to<Vec<uint32_t, kWords>>(raw);
+    offset = 0;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) low[k] = high[k] = words.v[k];
+  }
+  __device__ __forceinline__ Raw<T, N> get() const {
+    Vec<uint32_t, kWords> words;
+    extract(low, high, offset, words.v);
+    return bit_cast_to<Raw<T, N>>(words);
   }
 };
 
