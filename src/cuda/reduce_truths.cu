@@ -96,8 +96,7 @@ Reduce in_words(const Reduce& p) {
 void reduce_truths(const Reduce& p, const axis::Plan& plan, void* stream, void* workspace) {
   const auto reduce = [&]<class Bits>() {
     using Op = TruthsOp<Bits>;
-    const Op op{p.y.data, p.y.dtype != DType::kBool,
-                p.kind == DLK_REDUCE_ALL ? Op::kAllTrue : 0};
+    const Op op{p.y.data, p.y.dtype != DType::kBool, p.kind == DLK_REDUCE_ALL ? Op::kAllTrue : 0};
     reduce_axes<Truths<Bits>>(p.x, Tensor{}, plan, op, stream, workspace);
   };
   p.x.dtype == DType::kBool ? reduce.template operator()<uint8_t>()

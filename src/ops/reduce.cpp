@@ -86,7 +86,7 @@ void require_reducible(const Call& call, const Tensor& x, dlk_reduce_kind kind) 
   if (is_logical(kind)) {
     call.require_dtype(x, {DType::kBool});
   } else if (kind == DLK_REDUCE_MEAN || kind == DLK_REDUCE_VECTOR_NORM || is_variance(kind) ||
-      kind == DLK_REDUCE_LOGSUMEXP) {
+             kind == DLK_REDUCE_LOGSUMEXP) {
     call.require_floating(x);
   } else {
     call.require_dtype(x, {DType::kFloat64, DType::kFloat32, DType::kFloat16, DType::kBFloat16,

@@ -362,9 +362,9 @@ inline constexpr int kBlocks = kWidest<Operands...> == 8 ? (kPacks<Operands...> 
 template <class... Operands>
 inline constexpr int kWidth =
     std::max((kPacks<Operands...> > 4 ? 8 : 16) / kWidest<Operands...>, 2);
-// Packs of a thread at most: two where there is one input.
-template <int W, class... Operands>
-inline constexpr int kItemsOf = W * kBytesIn<Operands...> <= 16 ? 2 : 1;
+// Packs of a thread at most: two where there is one input and not much to compute it for.
+template <int W, class F, class... Operands>
+inline constexpr int kItemsOf = IsPointwise<F> && W * kBytesIn<Operands...> <= 16 ? 2 : 1;
 
 // A thread has `items` <= kItems packs.
 template <int W, int kItems, int N, class F, class... Operands>
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Operands...>)
 
 template <int W, int N, class F, class... Operands>
 void launch_packs(const StridedIndex<N>& index, const F& f, void* stream, Operands... operands) {
-  constexpr int kItems = kItemsOf<W, Operands...>;
+  constexpr int kItems = kItemsOf<W, F, Operands...>;
   Rows<N> rows(index, W, false);
   // Several packs for each thread once there are blocks enough.
   const bool many = rows.blocks(kItems) >= int64_t{multiprocessor_count()} * 32;
@@ -452,8 +452,7 @@ struct PackSet<W, std::index_sequence<I...>, Operands...> : PackOf<I, Operands, 
     struct : FetchedAroundOf<I, Operands, W>... {
     } all;
     (operands.fetch(at[I], step[I], all.FetchedAroundOf<I, Operands, W>::fetched), ...);
-    (operands.unpack(all.FetchedAroundOf<I, Operands, W>::fetched,
-                     PackOf<I, Operands, W>::pack),
+    (operands.unpack(all.FetchedAroundOf<I, Operands, W>::fetched, PackOf<I, Operands, W>::pack),
      ...);
   }
   template <int N>
@@ -502,8 +501,8 @@ void launch_scattered(const StridedIndex<N>& index, const F& f, void* stream,
                       Operands... operands) {
   const RankedIndex<N, int> ranked(index);
   const int64_t blocks = ceil_div(index.numel, kThreads * kScattered<F, Operands...>);
-  launch_kernel(scattered_kernel<F, Operands...>, static_cast<unsigned>(blocks), kThreads, 0, stream,
-                f, ranked, operands...);
+  launch_kernel(scattered_kernel<F, Operands...>, static_cast<unsigned>(blocks), kThreads, 0,
+                stream, f, ranked, operands...);
 }
 
 // ---- Packs at any address --------------------------------------------------------------------------

@@ -89,8 +89,8 @@ inline constexpr int kSumItems = std::clamp(64 / (W * kBytesIn<Operands...>), 1,
 
 // Blocks of a multiprocessor, at least: strides take registers too.
 template <class Index, class... Operands>
-inline constexpr int kSumBlocks =
-    (kWidest<Operands...> == 8 ? 4 : 8) - (std::is_same_v<Index, FlatIndex<sizeof...(Operands)>> ? 0 : 2);
+inline constexpr int kSumBlocks = (kWidest<Operands...> == 8 ? 4 : 8) -
+                                  (std::is_same_v<Index, FlatIndex<sizeof...(Operands)>> ? 0 : 2);
 
 // Packs of W neighbours, aligned (kFit) or one element at a time.
 template <bool kFit, int W, class Index, class F, class Acc, class... Operands>
