@@ -393,6 +393,8 @@ for _name, _saved in (("max", ("x", "y")), ("min", ("x", "y")),
         Op(f"{_name}_backward", "dx", batch=batch.reduced("dy", *reversed(_saved))),
     ]
 ROWS += [
+    Op("any", constant=True, batch=batch.reduced("x")),
+    Op("all", constant=True, batch=batch.reduced("x")),
     Op("argmax", constant=True),
     Op("argmin", constant=True),
     Op("top_k", "y indices", gradient=["top_k_backward -> dx"], batch=batch.along_axis("x")),
