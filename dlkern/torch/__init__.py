@@ -21,13 +21,11 @@ What is not supported, and why:
   average pooling and layout ops have them. Forward-mode derivatives: refused.
 - Gradients of class weights, of the target of `kl_div` and `binary_cross_entropy_with_logits`, of
   tables of cosines and scales: refused when they are asked for.
-- Results in float8 of `layer_norm` and `rms_norm`: call the plain functions.
+- Gradients through results in float8 (of products, `layer_norm` and `rms_norm`): refused.
 - Sparse, quantised, complex and nested tensors, and other devices than the CPU and CUDA.
 - Attention, which dlkern does not have yet, and with it a hook for that of transformers.
 - ``torch.func.vmap`` of ops that have no form for a batch computes item by item; operators called
   as ``torch.ops.dlkern.<op>`` have no gradient under ``torch.func.grad``: call the functions.
-- AdamW in a CUDA graph: its steps are counted by the host. :func:`adamw_step` takes a `step` on the
-  device.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -108,24 +108,41 @@ def scaled_matmul(a, b, scale_a=None, scale_b=None, bias=None, *, activation=Non
                batch_invariant)  # fmt: skip
 
 
+def _present(results: tuple[Any, ...]) -> Any:
+    """Those that are not None: one alone, or a tuple."""
+    results = tuple(r for r in results if r is not None)
+    return results if len(results) > 1 else results[0]
+
+
 def _rows_norm_result(results: tuple[Any, ...], residual: Any) -> Any:
     results = results if residual is not None else (results[0], *results[2:])
     return results if len(results) > 1 else results[0]
 
 
+def _as_float8(x: Tensor, out_dtype: Any, scale_out: Any, amax: bool) -> bool:
+    return amax or scale_out is not None or _dtype(out_dtype) not in (None, x.dtype)
+
+
 @_written
 def layer_norm(x, weight=None, bias=None, *, residual=None, normalized_ndim=1, eps=1e-5,
-               weight_offset=0.0, return_stats=False):  # fmt: skip
-    name = "layer_norm_with_stats" if return_stats else "layer_norm"
-    results = run(name, x, weight, bias, residual, normalized_ndim, eps, weight_offset)
+               weight_offset=0.0, out_dtype=None, scale_out=None, amax=False,
+               return_stats=False):  # fmt: skip
+    options = (weight, bias, residual, normalized_ndim, eps, weight_offset)
+    if _as_float8(x, out_dtype, scale_out, amax):
+        return _present(run("layer_norm_float8", x, _dtype(out_dtype) or x.dtype, *options,
+                            scale_out, amax, return_stats))  # fmt: skip
+    results = run("layer_norm_with_stats" if return_stats else "layer_norm", x, *options)
     return _rows_norm_result(results, residual)
 
 
 @_written
 def rms_norm(x, weight=None, *, residual=None, normalized_ndim=1, eps=1e-6, weight_offset=0.0,
-             return_stats=False):  # fmt: skip
-    name = "rms_norm_with_stats" if return_stats else "rms_norm"
-    results = run(name, x, weight, residual, normalized_ndim, eps, weight_offset)
+             out_dtype=None, scale_out=None, amax=False, return_stats=False):  # fmt: skip
+    options = (weight, residual, normalized_ndim, eps, weight_offset)
+    if _as_float8(x, out_dtype, scale_out, amax):
+        return _present(run("rms_norm_float8", x, _dtype(out_dtype) or x.dtype, *options,
+                            scale_out, amax, return_stats))  # fmt: skip
+    results = run("rms_norm_with_stats" if return_stats else "rms_norm", x, *options)
     return _rows_norm_result(results, residual)
 
 

@@ -4,7 +4,9 @@ Each has the options of its namesake in ``torch.optim`` that dlkern's steps know
 the same names, so that state_dicts are exchanged (the ``step`` of :class:`AdamW` excepted, which
 is an int here and understood as a tensor when loaded). A learning rate may be a tensor on the
 parameters' device, which is read when the kernel runs. Gradients are unscaled by
-``torch.amp.GradScaler`` itself.
+``torch.amp.GradScaler`` itself. Steps can be captured in a CUDA graph once one was made outside
+of it, which makes the state; :class:`AdamW` and :class:`Adam` count on the device then, for
+``capturable=True``.
 """
 
 from __future__ import annotations
@@ -121,28 +123,67 @@ class AdamW(_Optimizer):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        capturable: bool = False,
     ) -> None:
         super().__init__(
             params,
             {
                 "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-                "amsgrad": amsgrad, "maximize": maximize,
+                "amsgrad": amsgrad, "maximize": maximize, "capturable": capturable,
             },
         )  # fmt: skip
 
     def _update(self, params: list[Tensor], grads: list[Any], group: dict[str, Any]) -> None:
-        steps: dict[int, list[int]] = defaultdict(list)  # number of the step -> indices
-        for i, p in enumerate(params):
-            self.state[p]["step"] = int(self.state[p].get("step", 0)) + 1
-            steps[self.state[p]["step"]].append(i)
+        count = self._count_on_device if group.get("capturable") else self._count
         options = self._of(group)
-        for step, at in steps.items():
+        for step, at in count(params):
             chosen = [params[i] for i in at]
             largest = self._average(chosen, "max_exp_avg_sq") if group["amsgrad"] else None
             ops["adamw_step"](
                 chosen, [grads[i] for i in at], self._average(chosen, "exp_avg"),
                 self._average(chosen, "exp_avg_sq"), largest, step=step, l2=self._l2, **options,
             )  # fmt: skip
+
+    def _count(self, params: list[Tensor]) -> Iterable[tuple[int, list[int]]]:
+        """The number of this step, and the indices of the parameters whose number it is."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{type(self).__name__} counts its steps on the host: pass capturable=True for "
+                "steps in a CUDA graph"
+            )
+        steps: dict[int, list[int]] = defaultdict(list)
+        for i, p in enumerate(params):
+            self.state[p]["step"] = int(self.state[p].get("step", 0)) + 1
+            steps[self.state[p]["step"]].append(i)
+        return steps.items()
+
+    def _count_on_device(self, params: list[Tensor]) -> Iterable[tuple[Tensor, list[int]]]:
+        """As _count; parameters that began together share one tensor."""
+        if any("step" not in self.state[p] for p in params):
+            fresh = torch.zeros((), dtype=torch.int64, device=params[0].device)
+            for p in params:
+                self.state[p].setdefault("step", fresh)
+        steps: dict[int, tuple[Tensor, list[int]]] = {}
+        for i, p in enumerate(params):
+            step = self.state[p]["step"]
+            steps.setdefault(id(step), (step, []))[1].append(i)
+        for step, _ in steps.values():
+            step += 1
+        return steps.values()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; numbers of steps on the device are shared again where they are the same."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            if not group.get("capturable"):
+                continue
+            shared: dict[tuple[torch.device, int], Tensor] = {}
+            for p in group["params"]:
+                if "step" in self.state[p]:
+                    key = p.device, int(self.state[p]["step"])
+                    if key not in shared:
+                        shared[key] = torch.tensor(key[1], dtype=torch.int64, device=p.device)
+                    self.state[p]["step"] = shared[key]
 
 
 class Adam(AdamW):
@@ -160,8 +201,11 @@ class Adam(AdamW):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        capturable: bool = False,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, capturable=capturable
+        )
 
 
 class Lion(_Optimizer):

@@ -76,16 +76,14 @@ def test_every_op_is_there():
 
 # Parameters that the plain functions have alone.
 LEFT_OUT = {"out", "stream", "grad_out", "accumulate"}
-LEFT_OUT_OF = {n: {"out_dtype", "scale_out", "amax"} for n in ("layer_norm", "rms_norm")}
 ADDED = {"embedding": {"padding_idx", "scale_grad_by_freq"}}
 
 
 @pytest.mark.parametrize("name", sorted(set(dlkern.__all__) - NOT_OPS))
 def test_parameters_are_those_of_the_plain_function(name):
     plain, ours = (inspect.signature(getattr(m, name)).parameters for m in (dlkern, dkt))
-    left_out = LEFT_OUT | LEFT_OUT_OF.get(name, set())
-    expected = {n for n in plain if n not in left_out and not n.startswith("out_")}
-    expected |= {"out_dtype"} & set(plain) - left_out
+    expected = {n for n in plain if n not in LEFT_OUT and not n.startswith("out_")}
+    expected |= {"out_dtype"} & set(plain)
     assert set(ours) == expected | ADDED.get(name, set())
     for n, parameter in plain.items():
         if n in ours and (name, n) != ("dropout", "rng"):  # drawn where it is left out
@@ -213,6 +211,35 @@ def test_second_derivatives_are_right_or_refused(op):
 def test_shapes_and_dtypes_without_data(op, dtype):
     func, args = operator_call(op, arguments(op, get_backend("cpu"), dtype))
     torch.library.opcheck(func, args, test_utils=("test_faketensor",))
+
+
+FLOAT8_OPTIONS = [
+    {}, {"amax": True}, {"residual": True, "amax": True, "scale_out": True},
+    {"return_stats": True, "residual": True}, {"return_stats": True, "amax": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", FLOAT8_OPTIONS, ids=lambda options: "-".join(options))
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_norms_in_float8(name, options, device):
+    x, weight = (torch.randn(*shape, device=device) for shape in ((5, 16), (16,)))
+    options = options | {"out_dtype": torch.float8_e4m3fn}
+    if "residual" in options:
+        options["residual"] = torch.randn_like(x)
+    if "scale_out" in options:
+        options["scale_out"] = torch.full((), 4.0, device=device)
+    got, expected = (getattr(m, name)(x, weight, **options) for m in (dkt, dlkern))
+    assert len(flat(got)) == len(flat(expected))
+    for g, e in zip(flat(got), flat(expected), strict=True):
+        assert g.dtype is e.dtype and torch.equal(g.float(), e.float())
+    compiled = torch.compile(getattr(dkt, name), fullgraph=True, backend="eager")
+    for g, e in zip(flat(compiled(x, weight, **options)), flat(got), strict=True):
+        assert torch.equal(g.float(), e.float())
+    with Recorder() as recorder:
+        getattr(dkt, name)(x, weight, **options)
+    torch.library.opcheck(*recorder.calls[0], test_utils=("test_schema", "test_faketensor"))
+    with pytest.raises(ValueError, match="amax is given for y of float32"):
+        getattr(dkt, name)(x, amax=True)
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "min"])

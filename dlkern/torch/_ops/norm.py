@@ -46,6 +46,20 @@ def _rows_norm(name: str, parameters: str, eps: str, stats: tuple[str, ...]) -> 
     def gradients_without_bias(x: Tensor, weight: Tensor | None, normalized_ndim: int) -> Any:
         return gradients(x, weight, normalized_ndim)
 
+    float8 = (
+        f"{name}_float8(Tensor x, ScalarType out_dtype{arguments.removeprefix('(Tensor x')[:-1]},"
+        " Tensor? scale_out=None, bool amax=False, bool return_stats=False)"
+        f" -> (Tensor y, Tensor? residual_out{saved.replace('Tensor', 'Tensor?')}, Tensor? amax)"
+    )
+
+    def as_float8(x: Tensor, out_dtype: torch.dtype, residual: Tensor | None, normalized_ndim: int,
+                  amax: bool, return_stats: bool) -> Any:  # fmt: skip
+        y, *others = with_stats(x, residual, normalized_ndim)
+        return (
+            y.to(out_dtype), others[0], *(t if return_stats else None for t in others[1:]),
+            x.new_empty((), dtype=torch.float32) if amax else None,
+        )  # fmt: skip
+
     return [
         Op(
             f"{name}{arguments} -> (Tensor y, Tensor? residual_out)",
@@ -65,6 +79,7 @@ def _rows_norm(name: str, parameters: str, eps: str, stats: tuple[str, ...]) -> 
             _rows_forward(name, has_bias, stats=True),
             vmap=leading("x", "residual"),
         ),
+        Op(float8, as_float8, _float8_forward(name, len(stats), has_bias)),
         Op(
             f"{name}_backward(Tensor dy, Tensor x, Tensor? weight{saved}, Tensor? dresidual=None,"
             " int normalized_ndim=1, float weight_offset=0.0"
@@ -86,6 +101,24 @@ def _rows_forward(name: str, has_bias: bool, stats: bool) -> Callable[..., Any]:
         results = plain(*args[:count], **options, return_stats=stats)
         results = results if isinstance(results, tuple) else (results,)
         return results if options.get("residual") is not None else (results[0], None, *results[1:])
+
+    return forward
+
+
+def _float8_forward(name: str, stats: int, has_bias: bool) -> Callable[..., Any]:
+    """The plain function's results, with None in the place of those that are not wanted."""
+    plain = getattr(dlkern, name)
+    count = 2 if has_bias else 1  # positional arguments behind x
+    names = ("residual", "normalized_ndim", "eps", "weight_offset", "scale_out", "amax",
+             "return_stats")  # fmt: skip
+
+    def forward(x: Tensor, out_dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
+        options = dict(zip(names, args[count:], strict=False))
+        results = plain(x, *args[:count], out_dtype=out_dtype, **options)
+        wanted = [True, options.get("residual") is not None]
+        wanted += [options.get("return_stats", False)] * stats + [options.get("amax", False)]
+        rest = iter(results if isinstance(results, tuple) else (results,))
+        return tuple(next(rest) if w else None for w in wanted)
 
     return forward
 
