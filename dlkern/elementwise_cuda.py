@@ -4,24 +4,26 @@ One source text has one kernel. Which one it is depends on how the arrays lie:
 
 ``nvrtc_flat``       everything contiguous and aligned: packs of 16 bytes of the widest array
 ``nvrtc_rows``       the same where only the innermost dimension is contiguous (or repeated)
+``nvrtc_shifted``    rows at any address: packs are aligned where they are written, and read by
+                     the two aligned accesses around them
 ``nvrtc_scattered``  any strides and alignment: single elements
 
 Positions are divided into indices by multiplications that are prepared on the host, in 32 bits;
-where those are too few by plain divisions of 64 bits.
+where those are too few by plain divisions of 64 bits. In rows each thread has its row and column
+without one, but for what the row is divided into.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from dlkern import _frameworks, tuning
 from dlkern.elementwise_language import COMPUTED, TYPES, Kernel
 
-THREADS = 128
+THREADS, THREAD_BITS = 128, 7
 
 ITEMSIZE = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -45,23 +47,34 @@ class Operand(NamedTuple):
 class Layout(NamedTuple):
     """What the source depends on beside the expression."""
 
-    way: str  # "flat", "rows" or "scattered"
+    way: str  # "flat", "rows", "shifted" or "scattered"
     width: int  # elements of a pack
     ndim: int
-    wide: bool  # positions of 64 bits
+    wide: bool  # scattered: positions of 64 bits
     repeated: tuple[bool, ...]  # operands of which one element stands for a whole pack
+
+    @property
+    def in_rows(self) -> bool:
+        return self.way in ("rows", "shifted")
 
 
 # ---- The choice ----------------------------------------------------------------------------------
 
 
-def _why_not_packs(shape: tuple[int, ...], operands: list[Operand], width: int) -> str | None:
+def _why_no_rows(shape: tuple[int, ...], operands: list[Operand]) -> str | None:
     for o in operands:
         inner = o.strides[-1] if shape else 1
-        if inner == 0 and not o.is_written:
-            continue
-        if inner != 1:
+        if inner != 1 and (inner != 0 or o.is_written):
             return f"{o.name} has an inner stride of {inner}"
+    if max(shape[-1:] or (1,)) >= 2**31 or math.prod(shape[:-1]) >= 2**31:
+        return "there are 2^31 rows or columns" if len(shape) > 1 else None
+    return None
+
+
+def _why_not_aligned(shape: tuple[int, ...], operands: list[Operand], width: int) -> str | None:
+    for o in operands:
+        if shape and o.strides[-1] == 0:
+            continue
         size = width * ITEMSIZE[o.dtype]
         if o.address % size:
             return f"{o.name} is at an address that is no multiple of {size}"
@@ -76,19 +89,26 @@ def choose(shape: tuple[int, ...], operands: list[Operand]) -> tuple[Layout, str
     """The layout, and a line for each way that was looked at."""
     width = 16 // max(ITEMSIZE[o.dtype] for o in operands)
     reach = [sum((n - 1) * abs(s) for n, s in zip(shape, o.strides, strict=True)) for o in operands]
-    numel = int(np.prod(shape, dtype=object)) if shape else 1
-    wide = max(numel, *reach) >= 2**31 - 2**16
-    why_not = _why_not_packs(shape, operands, width)
-    if why_not:
-        told = f"nvrtc_flat: {why_not}\nnvrtc_rows: {why_not}\nnvrtc_scattered: chosen"
-        nothing = (False,) * len(operands)
-        return Layout("scattered", 1, max(len(shape), 1), wide, nothing), told
+    wide = max(math.prod(shape), *reach) >= 2**31 - 2**16
     repeated = tuple(bool(shape) and o.strides[-1] == 0 for o in operands)
-    if len(shape) > 1 or any(repeated):
-        why = "not all arrays are contiguous"
-        told = f"nvrtc_flat: {why}\nnvrtc_rows: chosen"
-        return Layout("rows", width, len(shape), wide, repeated), told
-    return Layout("flat", width, 1, True, repeated), "nvrtc_flat: chosen"
+    why_no_rows = _why_no_rows(shape, operands)
+    why_not = why_no_rows or _why_not_aligned(shape, operands, width)
+    told = [f"nvrtc_flat: {why_not}", f"nvrtc_rows: {why_not}"]
+    if why_not is None:
+        if len(shape) <= 1 and not any(repeated):
+            return Layout("flat", width, 1, True, repeated), "nvrtc_flat: chosen"
+        told = ["nvrtc_flat: not all arrays are contiguous", "nvrtc_rows: chosen"]
+        return Layout("rows", width, len(shape), False, repeated), "\n".join(told)
+    # In shorter rows too many packs are at the ends.
+    length = shape[-1] if shape else 1
+    if why_no_rows is None and 8 * width <= length < 2**31:
+        return Layout("shifted", width, len(shape), False, repeated), "\n".join(
+            [*told, "nvrtc_shifted: chosen"]
+        )
+    why_not_shifted = why_no_rows or f"rows of {length}"
+    told += [f"nvrtc_shifted: {why_not_shifted}", "nvrtc_scattered: chosen"]
+    nothing = (False,) * len(operands)
+    return Layout("scattered", 1, max(len(shape), 1), wide, nothing), "\n".join(told)
 
 
 # ---- The source ----------------------------------------------------------------------------------
@@ -183,6 +203,33 @@ template <class T, int W> struct alignas(sizeof(T) * W) Pack {
     *reinterpret_cast<Whole*>(p) = *reinterpret_cast<const Whole*>(v);
   }
 };
+// At any address: the two aligned accesses around it, all of which may be read.
+template <class T, int W> __device__ void load_around(const T* p, Pack<T, W>& pack) {
+  constexpr int kBytes = sizeof(T) * W, K = kBytes / 4;
+  if constexpr (kBytes < 4) {
+#pragma unroll
+    for (int k = 0; k < W; ++k) pack.v[k] = p[k];
+  } else {
+    union { typename Access<kBytes>::type whole[2]; u32 word[2 * K]; } all;
+    const int offset = static_cast<int>(reinterpret_cast<u64>(p) % kBytes);
+    const char* from = reinterpret_cast<const char*>(p) - offset;
+    all.whole[0] = all.whole[1] = reinterpret_cast<const typename Access<kBytes>::type*>(from)[0];
+    if (offset) all.whole[1] = reinterpret_cast<const typename Access<kBytes>::type*>(from)[1];
+#pragma unroll
+    for (int step = K / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (int k = 0; k < K + step; ++k) {
+        all.word[k] = offset & 4 * step ? all.word[k + step] : all.word[k];
+      }
+    }
+    union { Pack<T, W> pack; u32 word[K]; } shifted;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      shifted.word[k] = __funnelshift_r(all.word[k], all.word[k + 1], 8 * (offset & 3));
+    }
+    pack = shifted.pack;
+  }
+}
 // Pairs are converted together, where there is an instruction for it.
 template <class T, int W, class V> struct Storing {
   static __device__ void run(Pack<T, W>& to, const V (&from)[W]) {
@@ -217,42 +264,83 @@ _CPP = {
 }  # fmt: skip
 
 
-def _offsets(layout: Layout, count: int) -> str:
-    """A function that gives the offset of position i in each array."""
-    index = "long long" if layout.wide else "int"
-    body = [f"{index} r;"] if layout.ndim > 1 else []
-    for d in range(layout.ndim - 1, 0, -1):
-        upper = f"__umulhi(i, static_cast<u32>(m{d}))"
-        quotient = f"i / n{d}" if layout.wide else f"static_cast<int>({upper} >> s{d})"
-        body += [f"const {index} q{d} = {quotient};", f"r = i - q{d} * static_cast<{index}>(n{d});"]
-        body += [f"at[{n}] += r * static_cast<{index}>(stride{n}_{d});" for n in range(count)]
+def _division(i: str, d: int, index: str, wide: bool) -> str:
+    if wide:
+        return f"{i} / n{d}"
+    return f"static_cast<{index}>(static_cast<u64>({i}) * static_cast<u64>(m{d}) >> s{d})"
+
+
+def _offsets(i: str, dims: int, count: int, wide: bool) -> list[str]:
+    """Statements: at[n] is the offset of position `i` over the first `dims` dimensions."""
+    index = "long long" if wide else "int"
+    body = [f"long long at[{count}] = {{}};", f"{index} i = {i}, r;"]
+    for d in range(dims - 1, 0, -1):
+        body += [f"const {index} q{d} = {_division('i', d, index, wide)};",
+                 f"r = i - q{d} * static_cast<{index}>(n{d});"]  # fmt: skip
+        body += [f"at[{n}] += r * stride{n}_{d};" for n in range(count)]
         body.append(f"i = q{d};")
-    body += [f"at[{n}] += i * static_cast<{index}>(stride{n}_0);" for n in range(count)]
-    return (
-        f"  const auto offsets = [&](long long position, {index} (&at)[{count}]) {{\n"
-        f"    {index} i = static_cast<{index}>(position);\n"
-        f"    for (int n = 0; n < {count}; ++n) at[n] = 0;\n    " + "\n    ".join(body) + "\n  };\n"
-    )
+    if dims > 0:
+        body += [f"at[{n}] += i * stride{n}_0;" for n in range(count)]
+    return body
 
 
 def _parameters(layout: Layout, operands: list[Operand], scalars: dict[str, str]) -> str:
+    """In the order of `arguments_of`."""
     found = ["const long long numel"]
     for n, o in enumerate(operands):
         const = "" if o.is_written else "const "
         found.append(f"{const}{_CPP[o.dtype]}* p{n}")
+    if layout.in_rows:
+        found += [
+            f"const long long {name}" for name in ("rows", "length", "bits", "n0", "m0", "s0")
+        ]
     if layout.way != "flat":
-        for d in range(1, layout.ndim):
+        for d in range(1, layout.ndim - layout.in_rows):
             found += [f"const long long n{d}", f"const long long m{d}", f"const long long s{d}"]
         for n in range(len(operands)):
-            found += [f"const long long stride{n}_{d}" for d in range(layout.ndim)]
+            found += [f"const long long stride{n}_{d}" for d in range(layout.ndim - layout.in_rows)]
     found += [f"const {TYPES[type]} v_{name}" for name, type in scalars.items()]
     return ",\n    ".join(found)
 
 
 def items_of(layout: Layout, operands: list[Operand]) -> int:
-    """Packs of each thread: 32 to 64 bytes of inputs on their way."""
+    """Packs of each thread: one or two; single elements up to 48 bytes."""
     size = sum(layout.width * ITEMSIZE[o.dtype] for o in operands if o.is_read)
-    return min(max(48 // max(size, 1), 1), 2 if layout.width > 1 else 8)
+    if layout.way == "scattered":
+        return min(max(48 // max(size, 1), 1), 8)
+    return 2 if size <= 16 and layout.way != "shifted" else 1
+
+
+def _begin(layout: Layout, operands: list[Operand]) -> list[str]:
+    """Statements: where a thread begins.
+
+    ``first`` is the first element of its first pack, in its row where there are rows; ``next`` the
+    distance of the others; ``left`` the elements from it on; ``at`` the offsets of the row.
+    """
+    block = "static_cast<long long>(blockIdx.x) * kItems"
+    if not layout.in_rows:
+        return [
+            f"  const long long first = ({block} * kThreads + threadIdx.x) * W;",
+            "  const long long left = numel - first;",
+            "  constexpr int next = kThreads * W;",
+        ]
+    lines = [
+        "  const int thread = threadIdx.x, across = 1 << bits;",
+        f"  const int group = {_division('blockIdx.x', 0, 'int', False)};",
+        "  const int chunk = blockIdx.x - group * static_cast<int>(n0);",
+        f"  const int row = (group << {THREAD_BITS} - bits) + (thread >> bits), next = W << bits;",
+        "  if (row >= rows) return;",
+        *(f"  {line}" for line in _offsets("row", layout.ndim - 1, len(operands), False)),
+        "  int first = (chunk * kItems * across + (thread & across - 1)) * W;",
+    ]
+    if layout.way == "shifted":
+        n = next(n for n, o in enumerate(operands) if o.is_written)
+        size = ITEMSIZE[operands[n].dtype]
+        lines += [
+            f"  first -= static_cast<int>(reinterpret_cast<u64>(p{n} + at[{n}]) / {size} % W);",
+            "  if (first >= length) return;",
+        ]
+    return [*lines, "  const int left = static_cast<int>(length) - first;"]
 
 
 def source_of(
@@ -260,54 +348,64 @@ def source_of(
 ) -> str:
     """The C++ text; see the names of its parameters in `arguments_of`."""
     count, width, items = len(operands), layout.width, items_of(layout, operands)
-    flat = layout.way == "flat"
-    index = "long long" if flat or layout.wide else "int"
-    at = "" if flat else "offsets(first, at[i]);"
-    where = [("first" if flat else f"at[i][{n}]") for n in range(count)]
+    shifted, scattered = layout.way == "shifted", layout.way == "scattered"
     reads = [n for n, o in enumerate(operands) if o.is_read]
     writes = [n for n, o in enumerate(operands) if o.is_written]
 
+    def place(n: int, k: str = "") -> str:
+        """The address of element k of pack i."""
+        if scattered:
+            return f"p{n} + to[i][{n}]"
+        start = f"at[{n}] + " if layout.in_rows else ""
+        repeated = layout.in_rows and layout.repeated[n]
+        return f"p{n} + {start}{'0' if repeated else 'first + i * next' + k}"
+
     def load(n: int) -> str:
         if layout.repeated[n]:
-            one = f"const auto one{n} = p{n}[{where[n]}];"
+            one = f"const auto one{n} = *({place(n)});"
             return f"{{ {one} for (int k = 0; k < W; ++k) in{n}[i].v[k] = one{n}; }}"
-        return f"in{n}[i].load(p{n} + {where[n]});"
+        return f"load_around({place(n)}, in{n}[i]);" if shifted else f"in{n}[i].load({place(n)});"
 
-    def load_some(n: int) -> str:
-        place = where[n] if layout.repeated[n] else f"{where[n]} + k"
-        return f"in{n}[i].v[k] = p{n}[{place}];"
-
+    # Of pack i: whether all of it is there (and others on either side), and element k.
+    whole = "first >= W && left >= 2 * W" if shifted else "left - i * next >= W"
+    there = "first + k >= 0 && k < left" if shifted else "i * next + k < left"
     lines = [
         _PRELUDE,
         f'extern "C" __global__ void __launch_bounds__({THREADS}) dlkern_elementwise(\n    '
         + _parameters(layout, operands, scalars)
         + ") {",
         f"  constexpr int W = {width}, kItems = {items}, kThreads = {THREADS};",
-        "" if flat else _offsets(layout, count),
-        "  const long long block = static_cast<long long>(blockIdx.x) * (kThreads * W * kItems);",
-        "  const bool whole = block + kThreads * W * kItems <= numel;",
+        *_begin(layout, operands),
         *(f"  Pack<{_CPP[operands[n].dtype]}, W> in{n}[kItems];" for n in reads),
-        "" if flat else f"  {index} at[kItems][{count}];",
+    ]
+    if scattered:
+        position = f"{'first' if layout.wide else 'static_cast<int>(first)'} + item * next"
+        lines += [
+            f"  long long to[kItems][{count}];",
+            "#pragma unroll",
+            "  for (int item = 0; item < kItems; ++item) {",
+            "    if (item * next >= left) break;",
+            *(f"    {line}" for line in _offsets(position, layout.ndim, count, layout.wide)),
+            f"    for (int n = 0; n < {count}; ++n) to[item][n] = at[n];",
+            "  }",
+        ]
+    lines += [
         "#pragma unroll",
         "  for (int i = 0; i < kItems; ++i) {",
-        "    const long long first = block + (i * kThreads + static_cast<int>(threadIdx.x)) * W;",
-        "    if (whole) {",
-        f"      {at}",
+        f"    if ({whole}) {{",
         *(f"      {load(n)}" for n in reads),
-        "    } else if (first < numel) {",
-        f"      {at}",
+        "    } else {",
         "#pragma unroll",
         "      for (int k = 0; k < W; ++k) {",
-        "        if (first + k < numel) {",
-        *(f"          {load_some(n)}" for n in reads),
+        f"        if ({there}) {{",
+        *(f"          in{n}[i].v[k] = *({place(n, ' + k')});" for n in reads),
         "        }",
         "      }",
         "    }",
         "  }",
         "#pragma unroll",
         "  for (int i = 0; i < kItems; ++i) {",
-        "    const long long first = block + (i * kThreads + static_cast<int>(threadIdx.x)) * W;",
-        "    if (first >= numel) return;",
+        "    if (i * next >= left) return;",
         *(f"    {TYPES[COMPUTED[operands[n].dtype]]} to{n}[W];" for n in writes),
         "#pragma unroll",
         "    for (int k = 0; k < W; ++k) {",
@@ -327,16 +425,17 @@ def source_of(
     lines.append("    }")
     for n in writes:
         storage, type = _CPP[operands[n].dtype], TYPES[COMPUTED[operands[n].dtype]]
+        aligned = f" && reinterpret_cast<u64>({place(n)}) % sizeof(pack) == 0" if shifted else ""
         lines += [
             "    {",
             f"      Pack<{storage}, W> pack;",
             f"      Storing<{storage}, W, {type}>::run(pack, to{n});",
-            "      if (first + W <= numel) {",
-            f"        pack.store(p{n} + {where[n]});",
+            f"      if ({whole}{aligned}) {{",
+            f"        pack.store({place(n)});",
             "      } else {",
             "#pragma unroll",
             "        for (int k = 0; k < W; ++k) {",
-            f"          if (first + k < numel) p{n}[{where[n]} + k] = pack.v[k];",
+            f"          if ({there}) *({place(n, ' + k')}) = pack.v[k];",
             "        }",
             "      }",
             "    }",
@@ -345,23 +444,46 @@ def source_of(
 
 
 def divisor(n: int) -> tuple[int, int]:
-    """Multiplier and shift that divide positions below 2^31 by n, where 1 < n < 2^31.
+    """Multiplier and shift that divide positions below 2^31 by n, where 1 <= n < 2^31.
 
-    The quotient is the upper half of the product, shifted; see src/core/fast_div.h.
+    The quotient is the product shifted by that; see src/core/fast_div.h.
     """
     shift = 31 + (n - 1).bit_length()
-    return -(-(1 << shift) // n), shift - 32
+    return -(-(1 << shift) // n), shift
 
 
-def arguments_of(shape: tuple[int, ...], layout: Layout, operands: list[Operand]) -> list[int]:
+class Grid(NamedTuple):
+    blocks: int
+    bits: int  # in rows: of a block, 2 to the power of it threads are side by side
+    chunks: int  # in rows: blocks of each
+
+
+def grid_of(shape: tuple[int, ...], layout: Layout, operands: list[Operand]) -> Grid:
+    items = items_of(layout, operands)
+    if not layout.in_rows:
+        return Grid(-(-math.prod(shape) // (THREADS * layout.width * items)), 0, 1)
+    shift = layout.width - 1 if layout.way == "shifted" else 0
+    packs = -(-(shape[-1] + shift) // layout.width)
+    # A whole block side by side, or fewer threads where many of them would have nothing to do.
+    idle = {bits: -packs % (items << bits) for bits in range(THREAD_BITS, 2, -1)}
+    bits = next((bits for bits, some in idle.items() if some <= packs // 8), 3)
+    chunks = -(-packs // (items << bits))
+    return Grid(chunks * -(-math.prod(shape[:-1]) // (THREADS >> bits)), bits, chunks)
+
+
+def arguments_of(
+    shape: tuple[int, ...], layout: Layout, operands: list[Operand], grid: Grid
+) -> list[int]:
     """Extents, divisors and strides, as the source wants them."""
     if layout.way == "flat":
         return []
     found: list[int] = []
-    for n in shape[1:]:
+    if layout.in_rows:
+        found += [math.prod(shape[:-1]), shape[-1], grid.bits, grid.chunks, *divisor(grid.chunks)]
+    for n in shape[1 : layout.ndim - layout.in_rows]:
         found += [n, *((0, 0) if layout.wide else divisor(n))]
     for o in operands:
-        found += o.strides or (0,)
+        found += (o.strides or (0,))[: layout.ndim - layout.in_rows]
     return found
 
 
@@ -433,12 +555,14 @@ def prepare(
 ) -> Launch:
     """Compiles where that has not been done."""
     core = _cuda_core()
-    per_block = THREADS * layout.width * items_of(layout, operands)
+    grid = grid_of(shape, layout, operands)
     with _frameworks.current_device(device_id):
         compiled = kernel_for(source_of(kernel, layout, operands, scalars), device_id)
-    config = core.LaunchConfig(grid=-(-numel // per_block), block=THREADS)
+    config = core.LaunchConfig(grid=grid.blocks, block=THREADS)
     order = [o.slot for o in operands]
-    return Launch(compiled, config, numel, order, tuple(arguments_of(shape, layout, operands)))
+    return Launch(
+        compiled, config, numel, order, tuple(arguments_of(shape, layout, operands, grid))
+    )
 
 
 def run(

@@ -287,8 +287,10 @@ def test_which_way_is_taken(backend):
     assert ways(x, backend.array(np.ones((6, 1), np.float32)))[0] == "nvrtc_rows"
     assert ways(x, backend.array(np.ones((1, 64), np.float32)))[0] == "nvrtc_rows"
     name, why = ways(backend.array(np.ones((6, 64), np.float32), "unaligned"), x)
-    assert name == "nvrtc_scattered"
+    assert name == "nvrtc_shifted"
     assert "x is at an address that is no multiple of 16" in why
+    few = backend.array(np.ones((6, 7), np.float32), "unaligned")
+    assert ways(few, few)[0] == "nvrtc_scattered"
 
 
 # ---- GPU sources, without a GPU ------------------------------------------------------------------
@@ -310,7 +312,7 @@ def test_sources_compile(dtype, arch):
         {"x": COMPUTED[dtype], "b": "int32", "n": "int64", "a": real}, real
     )
     for shape, strides in (((4096,), (1,)), ((64, 32), (64, 1)), ((7, 5, 3), (15, 3, 1)),
-                           ((2**31, 5), (7, 1))):  # fmt: skip
+                           ((7, 5, 333), (3000, 400, 1)), ((2**31, 5), (7, 1))):  # fmt: skip
         operands = [
             elementwise_cuda.Operand(0, name, kind, name in "xbn", name in "yzn", 4096, strides)
             for name, kind in (("y", dtype), ("z", "bool"), ("n", "int64"), ("x", dtype),
@@ -323,12 +325,12 @@ def test_sources_compile(dtype, arch):
 
 def test_prepared_divisions():
     rng = np.random.default_rng(1)
-    for n in (2, 3, 7, 500, 2**20 - 1, 2**31 - 1, *rng.integers(2, 2**31, 50).tolist()):
+    for n in (1, 2, 3, 7, 500, 2**20 - 1, 2**31 - 1, *rng.integers(2, 2**31, 50).tolist()):
         multiplier, shift = elementwise_cuda.divisor(n)
         assert multiplier < 2**32
         for i in (0, 1, n - 1, n, 2**31 - 1, *rng.integers(0, 2**31, 50).tolist()):
             if i < 2**31:
-                assert (i * multiplier) >> 32 >> shift == i // n
+                assert (i * multiplier) >> shift == i // n
 
 
 # ---- Calls ---------------------------------------------------------------------------------------
