@@ -200,7 +200,13 @@ template <class T, int W> struct alignas(sizeof(T) * W) Pack {
     *reinterpret_cast<Whole*>(v) = *reinterpret_cast<const Whole*>(p);
   }
   __device__ void store(T* p) const {
-    *reinterpret_cast<Whole*>(p) = *reinterpret_cast<const Whole*>(v);
+    const Whole whole = *reinterpret_cast<const Whole*>(v);
+    if constexpr (sizeof(T) * W == 16) {  // which compilers take apart
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                   : : "l"(p), "r"(whole.x), "r"(whole.y), "r"(whole.z), "r"(whole.w) : "memory");
+    } else {
+      *reinterpret_cast<Whole*>(p) = whole;
+    }
   }
 };
 // At any address: the two aligned accesses around it, all of which may be read.
