@@ -24,18 +24,21 @@ What is not supported, and why:
 - Gradients through results in float8 (of products, `layer_norm` and `rms_norm`): refused.
 - Sparse, quantised, complex and nested tensors, and other devices than the CPU and CUDA.
 - Attention, which dlkern does not have yet, and with it a hook for that of transformers.
+  :mod:`dlkern.torch.kernels` has layers for the norms and activations of its models.
 - ``torch.func.vmap`` of ops that have no form for a batch computes item by item; operators called
   as ``torch.ops.dlkern.<op>`` have no gradient under ``torch.func.grad``: call the functions.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from dlkern.torch import functional, nn, optim
+from dlkern.torch import functional, kernels, nn, optim
 from dlkern.torch._convert import Entry, Report, convert, revert
 from dlkern.torch._functions import functions
 
 globals().update(functions)
-__all__ = ["Entry", "Report", "convert", "functional", "nn", "optim", "revert", *functions]
+__all__ = [
+    "Entry", "Report", "convert", "functional", "kernels", "nn", "optim", "revert", *functions,
+]  # fmt: skip
 
 if TYPE_CHECKING:
 

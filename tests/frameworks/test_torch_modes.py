@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -378,6 +381,58 @@ def test_wrapped_network_trains_as_the_bare_one(wrapper, device, process_group):
     for p, q in zip(bare.parameters(), wrapped.parameters(), strict=True):
         gradient = q.grad.full_tensor() if hasattr(q.grad, "full_tensor") else q.grad
         close(gradient, p.grad)
+
+
+TWO_PROCESSES = """
+import sys, torch
+from torch import distributed, nn
+import dlkern.torch as dkt
+from test_torch_modes import network, normal
+
+rank = int(sys.argv[1])
+distributed.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+batches = [normal("cpu", 4 + 4 * r, 3, 8, 8)[:4] for r in range(2)]
+plain = network().eval()  # batch norm of each half alone would differ from that of the whole
+for x in batches:
+    (plain(x).square().mean() / 2).backward()
+
+def wrap_ddp(net):
+    return nn.parallel.DistributedDataParallel(net)
+
+def wrap_fsdp(net):
+    mesh = distributed.init_device_mesh("cpu", (2,))
+    for layer in net:
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            distributed.fsdp.fully_shard(layer, mesh=mesh)
+    return distributed.fsdp.fully_shard(net, mesh=mesh)
+
+for wrap in (wrap_ddp, wrap_fsdp):
+    net = network().eval()
+    assert len(dkt.convert(net).swapped) == 11
+    net = wrap(net)
+    net(batches[rank]).square().mean().backward()
+    for p, q in zip(plain.parameters(), net.parameters(), strict=True):
+        gradient = q.grad.full_tensor() if hasattr(q.grad, "full_tensor") else q.grad
+        torch.testing.assert_close(gradient, p.grad, rtol=1e-4, atol=1e-6)
+distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_average_their_gradients(tmp_path):
+    """DDP and FSDP2, whose shards the modules see whole."""
+    if not torch.distributed.is_available():
+        pytest.skip("torch without torch.distributed")
+    here = Path(__file__).resolve().parent
+    path = os.pathsep.join((str(here), str(here.parent), os.environ.get("PYTHONPATH", "")))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_PROCESSES, str(rank), str(tmp_path / "group")],
+            env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    errors = [process.communicate(timeout=240)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], errors
 
 
 def test_readme_code_runs(capsys):
