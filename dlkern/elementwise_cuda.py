@@ -279,15 +279,13 @@ def _division(i: str, d: int, index: str, wide: bool) -> str:
 def _offsets(i: str, dims: int, count: int, wide: bool) -> list[str]:
     """Statements: at[n] is the offset of position `i` over the first `dims` dimensions."""
     index = "long long" if wide else "int"
-    body = [f"long long at[{count}] = {{}};", f"{index} i = {i}, r;"]
+    body = [f"long long at[{count}] = {{}};", f"{index} i = {i};"]
     for d in range(dims - 1, 0, -1):
         body += [f"const {index} q{d} = {_division('i', d, index, wide)};",
-                 f"r = i - q{d} * static_cast<{index}>(n{d});"]  # fmt: skip
-        body += [f"at[{n}] += r * stride{n}_{d};" for n in range(count)]
+                 f"const {index} r{d} = i - q{d} * static_cast<{index}>(n{d});"]  # fmt: skip
+        body += [f"at[{n}] += r{d} * stride{n}_{d};" for n in range(count)]
         body.append(f"i = q{d};")
-    if dims > 0:
-        body += [f"at[{n}] += i * stride{n}_0;" for n in range(count)]
-    return body
+    return body + [f"at[{n}] += i * stride{n}_0;" for n in range(count)] if dims > 0 else body[:1]
 
 
 def _parameters(layout: Layout, operands: list[Operand], scalars: dict[str, str]) -> str:
@@ -326,9 +324,9 @@ def _begin(layout: Layout, operands: list[Operand]) -> list[str]:
     block = "static_cast<long long>(blockIdx.x) * kItems"
     if not layout.in_rows:
         return [
-            f"  const long long first = ({block} * kThreads + threadIdx.x) * W;",
+            f"  const long long first = ({block} * {THREADS} + threadIdx.x) * W;",
             "  const long long left = numel - first;",
-            "  constexpr int next = kThreads * W;",
+            f"  constexpr int next = {THREADS} * W;",
         ]
     lines = [
         "  const int thread = threadIdx.x, across = 1 << bits;",
@@ -380,7 +378,7 @@ def source_of(
         f'extern "C" __global__ void __launch_bounds__({THREADS}) dlkern_elementwise(\n    '
         + _parameters(layout, operands, scalars)
         + ") {",
-        f"  constexpr int W = {width}, kItems = {items}, kThreads = {THREADS};",
+        f"  constexpr int W = {width}, kItems = {items};",
         *_begin(layout, operands),
         *(f"  Pack<{_CPP[operands[n].dtype]}, W> in{n}[kItems];" for n in reads),
     ]
