@@ -29,8 +29,6 @@ What is not supported, and why:
   as ``torch.ops.dlkern.<op>`` have no gradient under ``torch.func.grad``: call the functions.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from dlkern.torch import functional, kernels, nn, optim
 from dlkern.torch._convert import Entry, Report, convert, revert
 from dlkern.torch._functions import functions
@@ -39,7 +37,3 @@ globals().update(functions)
 __all__ = [
     "Entry", "Report", "convert", "functional", "kernels", "nn", "optim", "revert", *functions,
 ]  # fmt: skip
-
-if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +89,14 @@ def test_parameters_are_those_of_the_plain_function(name):
     for n, parameter in plain.items():
         if n in ours and (name, n) != ("dropout", "rng"):  # drawn where it is left out
             assert ours[n].default == parameter.default, n
+
+
+def test_types_are_those_of_the_operators(monkeypatch):
+    """``python scripts/torch_stub.py`` writes them anew."""
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "scripts")
+    import torch_stub
+
+    assert torch_stub.STUB.read_text() == torch_stub.stub()
 
 
 @pytest.mark.parametrize("op", OPS, ids=str)
