@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import re
 import subprocess
@@ -243,6 +244,14 @@ def test_export_with_a_free_batch(device):
     assert "dlkern.conv" in str(program.graph)
     y = normal(device, 7, 3, 8, 8)
     close(program.module()(y), net(y))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    close(loaded.module()(y), net(y))
+    lowered = loaded.run_decompositions()
+    assert "dlkern.linear" in str(lowered.graph)
+    close(lowered.module()(y), net(y))
 
 
 def test_shapes_without_data(device):
