@@ -19,7 +19,10 @@ OPS: dict[str, tuple[Callable, Callable]] = {
     "prod": (dlkern.prod, lambda x, axis: torch.prod(x, axis)),
     "var": (dlkern.var, lambda x, axis: torch.var(x, axis, correction=0)),
     "norm": (dlkern.vector_norm, lambda x, axis: torch.linalg.vector_norm(x, 2, axis)),
+    "any": (dlkern.any, torch.any),
+    "all": (dlkern.all, torch.all),
 }
+EXACT = ("argmax", "any", "all")
 
 # op, shape, axis and what to call it. None: all axes.
 TABLE = {
@@ -91,14 +94,14 @@ def case_of(op: str, x: torch.Tensor, axis, label: str, group: str, compile_it: 
         contenders |= cupy_rival(lambda cupy, v: getattr(cupy, op)(v, axis), x)
 
     def reference():
-        return theirs(x, axis).double() if op == "argmax" else theirs(x.double(), axis)
+        return theirs(x, axis).double() if op in EXACT else theirs(x.double(), axis)
 
-    eps = torch.finfo(x.dtype).eps
+    eps = 0 if op in EXACT else torch.finfo(x.dtype).eps
     return Case(
         f"{op} {label} {str(x.dtype).removeprefix('torch.')}",
         contenders,
         reference=reference,
-        tolerance=0 if op == "argmax" else eps * (512 if x.dtype.itemsize >= 4 else 1),
+        tolerance=eps * (512 if x.dtype.itemsize >= 4 else 1),
         bytes=x.numel() * x.element_size() + out.nbytes,
         group=group,
     )
@@ -127,6 +130,10 @@ def cases(device: str, quick: bool) -> Iterator[Case]:
     yield case_of("sum", wide[:, ::2], 1, "every second column", "more", False)
     yield case_of("sum", wide.T, 1, "rows of a transposed matrix", "more", False)
     yield case_of("sum", wide[:, 1:], 1, "rows that are not aligned", "more", False)
+    side = 16384 if device == "cuda" else 4096
+    few = torch.rand((side, side), device=device) < 1e-4
+    yield case_of("any", few, 1, f"rows {side}x{side}", "more", False)
+    yield case_of("all", ~few, 0, f"cols {side}x{side}", "more", False)
 
 
 if __name__ == "__main__":
