@@ -47,12 +47,24 @@ Not supported:
   GPU's kernels ask for.
 """
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dlkern.jax._ops import FUNCTIONS, register
-from dlkern.jax._table import ROWS
+import jax.numpy as jnp
 
-register(ROWS)
+from dlkern._glue.op import functions_of
+from dlkern._glue.table import ROWS
+from dlkern.jax._ops import BATCHES, FUNCTIONS, JaxFunction
+from dlkern.jax._table import RULES
+
+BATCHES.update(RULES)
+FUNCTIONS.update(functions_of(JaxFunction, ROWS))
+JaxFunction.ops = SimpleNamespace(
+    **FUNCTIONS,
+    broadcast_to=jnp.broadcast_to,
+    matrix_transpose=jnp.matrix_transpose,
+    ones=jnp.ones,
+)
 globals().update(FUNCTIONS)
 __all__ = list(FUNCTIONS)
 

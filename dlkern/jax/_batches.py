@@ -1,14 +1,11 @@
-"""Batches that are one call with other arguments: rules for the column ``batch`` of the table."""
+"""Batches that are one call with other arguments: kinds of rules. ``_table`` has each op's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 
-from dlkern.jax._ops import Arrays, Batched, Names
-
-Rule = Callable[[Names, Arrays, set[str]], Batched | None]
+from dlkern._glue.op import Arrays, Names
+from dlkern.jax._ops import Batched, Rule
 
 _MAX_DIMS = 8
 

@@ -10,7 +10,6 @@ its arguments nor of its results.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ import jax
 import numpy as np
 
 from dlkern import _dlkern
-from dlkern._frameworks import Adapter, Shape, numpy_dtype
+from dlkern._frameworks import Shape, numpy_dtype
+from dlkern._glue.planned import Planned, PlannedAdapter
 
 _HANDLERS = _dlkern.xla_handlers()
 if not _HANDLERS:
@@ -26,19 +26,11 @@ if not _HANDLERS:
         "this build of dlkern has no XLA handlers: it was built without jaxlib's headers"
     )
 
-_numbers = itertools.count()
 
-
-def _next_address() -> int:
-    """A made-up address, farther from all others in use than any array is large."""
-    return (1 + next(_numbers) % (1 << 18)) << 44
-
-
-class _TracedAdapter(Adapter):
+class _TracedAdapter(PlannedAdapter):
     """What the extension has to know of :class:`Traced`."""
 
     name = "jax"
-    traced = True
 
     def empty(self, shape: Shape, dtype: str, device: Any, stream: int) -> Traced:
         # int64 is int32 where JAX has no 64 bits; an op that needs it refuses that.
@@ -93,7 +85,7 @@ class _TracedAdapter(Adapter):
             array.value, array.written = value, True
 
 
-class Traced:
+class Traced(Planned):
     """A JAX value, or the place of one, as an array without memory.
 
     Parameters
@@ -107,23 +99,11 @@ class Traced:
     _dlkern_adapter = _TracedAdapter
 
     def __init__(self, value: Any, shape: Shape | None = None, dtype: str | None = None) -> None:
+        super().__init__(
+            value.shape if shape is None else shape, value.dtype.name if dtype is None else dtype
+        )
         self.value = value
-        self.shape: Shape = value.shape if shape is None else shape
-        self.dtype = np.dtype(value.dtype if dtype is None else numpy_dtype(dtype))
-        self.ndim = len(self.shape)
-        self.address = _next_address()
         self.written = False  # by a call that was recorded
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0  # kDLCPU: checked as there, planned for GPUs besides
-
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        device = self.__dlpack_device__()
-        export = _dlkern.Export(self, self.address, self.shape, self.dtype.name, device)
-        return export.__dlpack__(**kwargs)
-
-    def __repr__(self) -> str:
-        return f"{self.dtype.name}{list(self.shape)}"
 
 
 # How JAX says over which axes of a shard_map a value varies: "vma" before 0.10.
@@ -154,25 +134,19 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray))
 
 
-def traced(
-    plain: Callable[..., Any], options: dict[str, Any], arrays: dict[str, Any], is_sequence: bool
-) -> tuple[Any, ...]:
-    """``plain(**options, **arrays)`` by custom calls.
+def traced(called: Callable[[Any], list[Any]], arrays: dict[str, Any]) -> tuple[Any, ...]:
+    """``called(arrays)`` by custom calls.
 
     Returns
     -------
     tuple
-        What the function returns (as one list if `is_sequence`), then the new values of arguments
-        that it updates in place, in the order of `arrays`.
+        What the function returns, then the new values of arguments that it updates in place, in the
+        order of `arrays`.
     """
     given = {
         n: list(map(_given, a)) if isinstance(a, list) else _given(a) for n, a in arrays.items()
     }
-    result = plain(**options, **given)
-    if is_sequence:
-        result = [list(result)]
-    elif not isinstance(result, tuple):
-        result = [] if result is None else [result]
+    result = called(given)
     updated = [a for a in given.values() if any(t.written for t in jax.tree.leaves(a))]
     return tuple(jax.tree.map(lambda t: t.value, [*result, *updated]))
 

@@ -1,18 +1,16 @@
-"""How a row of the table of ops becomes a function of JAX.
+"""The ops as functions of JAX: under ``jit``, ``grad``, ``vmap`` and ``shard_map``.
 
-A row (:class:`Op`) says what is special about an op: where its gradient comes from and how a batch
-of it is computed at once. All else follows from the plain function: its signature, its checks, the
-shapes of its results (see ``_calls``). Names carry the meaning: the arguments of a backward op are
-found by name among the forward's arguments, its results and their gradients (``dy`` is that of the
-result ``y``), and its result ``dx`` is the gradient of the argument ``x``.
+The rows of :mod:`dlkern._glue.table` say where gradients come from, the rules of ``_table`` how a
+batch is one call; the shapes of results and the custom calls themselves follow from the plain
+functions (see ``_calls``).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,12 +19,8 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
-import dlkern
+from dlkern._glue.op import Arrays, Function, Names, parameters_of
 from dlkern.jax import _calls
-
-Names = Mapping[str, Any]
-Arrays = dict[str, Any]  # argument -> array, or list of arrays
-Step = str | Callable[..., Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -38,60 +32,8 @@ class Batched:
     undo: Callable[[Any], Any] = lambda result: result
 
 
-@dataclass(frozen=True)
-class Op:
-    """One row.
-
-    Parameters
-    ----------
-    name : str
-        In ``dlkern``.
-    results : str or callable
-        Names of the results, or a function of the arguments by name that gives them.
-    updates : tuple of str
-        Arguments that the plain function updates in place; their new values are further results,
-        which are constants to differentiation.
-    gradient : sequence of str or callable, or None
-        Steps of it. ``"softmax_backward -> dx"`` names a backward op and its results. A function's
-        parameters are found by name too, and it gives further names. What ends in ``_shape`` is the
-        shape of an argument (``input_shape`` and ``shape``: of x); a parameter ``bias`` that is a
-        flag says whether there is one. None: the op has no derivative.
-    gradients : mapping
-        Argument -> the name of its gradient where that is not "d" and the argument's name, or a
-        function that computes it.
-    constants : tuple of str
-        Floating-point arguments without a gradient.
-    derived : mapping
-        Name -> function of arguments and results by name, evaluated in the forward call.
-    saving : callable, optional
-        Arguments by name -> options that are set besides where there will be a gradient, and which
-        add results.
-    batch : callable, optional
-        (options, arrays, set of those that are batched, on axis 0) -> :class:`Batched`, or None.
-        Without it, and there, a batch is computed item by item.
-    constant : bool
-        The results are integers or do not depend on values: gradients are zero.
-    prepare : mapping
-        Array -> function that it is passed through first.
-    views : mapping
-        Array -> the dtype that its memory is read as, where JAX has it as uint32.
-    sequence : callable
-        Arguments by name -> whether the results are one, a list.
-    """
-
-    name: str
-    results: str | Callable[..., str] = "y"
-    updates: tuple[str, ...] = ()
-    gradient: Sequence[Step] | None = None
-    gradients: Mapping[str, Any] = field(default_factory=dict)
-    constants: tuple[str, ...] = ()
-    derived: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    saving: Callable[..., Names] | None = None
-    batch: Callable[[Names, Arrays, set[str]], Batched | None] | None = None
-    constant: bool = False
-    prepare: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    views: Mapping[str, str] = field(default_factory=dict)
-    sequence: Callable[..., bool] = lambda: False
+#: (options, arrays, set of those that are batched, on axis 0) -> the batch, or None.
+Rule = Callable[[Names, Arrays, set[str]], Batched | None]
 
 
 @jax.tree_util.register_static
@@ -102,60 +44,39 @@ class _Static:
     items: tuple[tuple[str, Any], ...]
 
 
-FUNCTIONS: dict[str, Function] = {}
+FUNCTIONS: dict[str, JaxFunction] = {}
+#: Op -> its rule. A batch of others is computed item by item.
+BATCHES: dict[str, Rule] = {}
 # Results that count as constants.
 _STATISTICS = ("mean", "rstd", "amax", "indices")
 
 
-def register(rows: Iterable[Op]) -> None:
-    """Fills FUNCTIONS: every op of dlkern, by its row or the defaults."""
-    by_name = {row.name: row for row in rows}
-    for name in dlkern.__all__:
-        plain = vars(dlkern).get(name)  # what is imported lazily is no op
-        if not inspect.isfunction(plain) or plain.__module__ == "dlkern._core":
-            continue
-        if "stream" in _parameters(plain):
-            FUNCTIONS[name] = Function(by_name.pop(name, Op(name)))
-    if by_name:
-        raise TypeError(f"{', '.join(by_name)}: no function of dlkern")
+class JaxFunction(Function):
+    """A row as a function of JAX arrays, tracers and NumPy arrays."""
 
+    module = "dlkern.jax"
+    array = "JAX or NumPy array"
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
+    def is_array(self, value: Any) -> bool:
+        return _calls.is_array(value)
 
+    def as_array(self, name: str, value: Any) -> Any:
+        return _words(value) if name == "rng" else jnp.asarray(value)
 
-def _is_left_out(name: str) -> bool:
-    """Parameters of the plain functions that write to what they are given, or name a stream."""
-    is_out = name == "out" or (name.startswith("out_") and name != "out_dtype")
-    return is_out or name in ("stream", "accumulate", "grad_out")
+    def as_option(self, name: str, value: Any) -> Any:
+        if name.endswith("dtype") and value is not None:
+            return jax.dtypes.canonicalize_dtype(value).name
+        return value
 
+    def found(self, value: Any) -> Any:
+        return _instantiated(value)
 
-class Function:
-    """A row as a function: the plain one's name, arguments and results, on JAX arrays."""
-
-    def __init__(self, row: Op) -> None:
-        self.row, self.plain = row, getattr(dlkern, row.name)
-        signature = inspect.signature(self.plain)
-        kept = [p for n, p in signature.parameters.items() if not _is_left_out(n)]
-        self.__name__ = self.__qualname__ = row.name
-        self.__module__ = "dlkern.jax"
-        self.__doc__ = f":func:`dlkern.{row.name}` of JAX arrays."
-        self.__signature__ = signature.replace(parameters=kept)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            bound = self.__signature__.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"dlkern.jax.{self.row.name}: {error}") from None
-        bound.apply_defaults()
-        options, arrays = self._sorted(bound.arguments)
-        results = self.run(options, arrays)
-        if len(results) > 1:
-            return results
-        return tuple(results[0]) if isinstance(results[0], list) else results[0]
+    def given(self, parameter: inspect.Parameter, names: Names) -> Any:
+        """A zero cotangent is None where that is the default."""
+        is_zero = isinstance(names.get(parameter.name), SymbolicZero)
+        return None if is_zero and parameter.default is None else super().given(parameter, names)
 
     def run(self, options: Names, arrays: Arrays) -> tuple[Any, ...]:
-        """All results; updated arguments come last."""
         arrays = {n: jax.tree.map(self._prepared(n), a) for n, a in arrays.items()}
         leaves, tree = jax.tree.flatten(arrays)
         arrays = jax.tree.unflatten(tree, _calls.varying_alike(leaves))
@@ -169,33 +90,18 @@ class Function:
 
     def _prepared(self, argument: str) -> Callable[[Any], Any]:
         """For each array of an argument: its derivative is zero, refused, or will be found."""
-        name, row = f"dlkern.jax.{self.row.name}", self.row
+        row = self.row
         if row.constant:
             return jax.lax.stop_gradient
         if argument in row.constants:
             return _refusing(
-                f"{name} has no derivative by {argument}: pass it through jax.lax.stop_gradient"
+                f"{self.title} has no derivative by {argument}: pass it through "
+                "jax.lax.stop_gradient"
             )
         if row.gradient is None:
             why = ": a second derivative" if "_backward" in row.name else ""
-            return _refusing(f"{name} has no derivative{why}")
+            return _refusing(f"{self.title} has no derivative{why}")
         return lambda array: array
-
-    def _sorted(self, arguments: Names) -> tuple[dict[str, Any], Arrays]:
-        options, arrays = {}, {}
-        for name, value in arguments.items():
-            is_list = isinstance(value, (list, tuple)) and any(map(_calls.is_array, value))
-            if is_list:
-                arrays[name] = [None if v is None else jnp.asarray(v) for v in value]
-            elif _calls.is_array(value):
-                arrays[name] = self.row.prepare.get(name, jnp.asarray)(value)
-            elif name.endswith("dtype") and value is not None:
-                options[name] = jax.dtypes.canonicalize_dtype(value).name
-            else:
-                options[name] = value
-        if not arrays:
-            raise TypeError(f"dlkern.jax.{self.row.name}: no argument is a JAX or NumPy array")
-        return options, arrays
 
     def _frozen(self, options: Names) -> tuple[tuple[str, Any], ...]:
         frozen = tuple((name, _frozen(value)) for name, value in options.items())
@@ -205,7 +111,7 @@ class Function:
             except TypeError:
                 kind = type(value).__name__
                 raise TypeError(
-                    f"dlkern.jax.{self.row.name}: {name} is {kind}, expected a static value"
+                    f"{self.title}: {name} is {kind}, expected a static value"
                 ) from None
         return frozen
 
@@ -213,19 +119,11 @@ class Function:
 
     def computed(self, options: Names, arrays: Arrays) -> tuple[Any, ...]:
         """By custom calls; a batch one after the other."""
-        ordered = {n: arrays[n] for n in _parameters(self.plain) if n in arrays}
-        for name, dtype in self.row.views.items():
-            if name in ordered and ordered[name].dtype == jnp.uint32:
-                words = ordered[name]
-                ordered[name] = _calls.Traced(words, (words.size // 2,), dtype)
-        is_sequence = _call(self.row.sequence, {**options, **arrays})
-        return _calls.traced(self.plain, dict(options), ordered, is_sequence)
-
-    def result_names(self, options: Names, arrays: Arrays) -> list[str]:
-        names = self.row.results
-        if callable(names):
-            names = _call(names, {**options, **arrays})
-        return [*names.split(), *(f"new_{n}" for n in self.row.updates if n in arrays)]
+        ordered = {n: arrays[n] for n in parameters_of(self.plain) if n in arrays}
+        if "rng" in ordered and ordered["rng"].dtype == jnp.uint32:
+            words = ordered["rng"]
+            ordered["rng"] = _calls.Traced(words, (words.size // 2,), "uint64")
+        return _calls.traced(functools.partial(self.called, options), ordered)
 
     # What is saved may depend on shapes, dtypes and options alone, never on which arguments are
     # differentiated by: JAX differentiates a program that it traced once in several ways, and takes
@@ -233,92 +131,23 @@ class Function:
 
     def forward(self, options: Names, arrays: Arrays) -> Any:
         """The results, and what the gradient needs of arguments and results."""
-        full = dict(options)
-        if self.row.saving is not None:
-            full.update(_call(self.row.saving, {**options, **arrays}))
+        full = self.completed(options, arrays)
         values = _differentiable(self.row.name, self._frozen(full))(arrays)
         results = dict(zip(self.result_names(full, arrays), values, strict=True))
-        names = {**options, **arrays, **results}
-        names.update({name: _call(f, names) for name, f in self.row.derived.items()})
-        saved: Arrays = {}
-        static: dict[str, Any] = {}
-        for name in self._needed():
-            value = names[name] if name in names else _shape_of(name, arrays)
-            if isinstance(value, (jax.Array, list)):
-                saved[name] = value
-            elif value is not None or name in names:
-                static[name] = value
-        outputs = tuple(results[name] for name in self.result_names(options, arrays))
-        return outputs, (saved, _Static(tuple((n, _frozen(v)) for n, v in static.items())))
-
-    def backward(self, names: dict[str, Any], arguments: Iterable[str]) -> Arrays:
-        """Argument -> its gradient, from what was saved and the cotangents, by name."""
-        for step in self.row.gradient or ():
-            names.update(_run_step(step, names))
-        gradients = {}
-        for name in arguments:
-            source = self.row.gradients.get(name, f"d{name}")
-            value = _call(source, names) if callable(source) else _instantiated(names.get(source))
-            if value is None:
-                raise NotImplementedError(f"dlkern.jax.{self.row.name} has no derivative by {name}")
-            gradients[name] = list(value) if isinstance(value, tuple) else value
-        return gradients
-
-    def _needed(self) -> list[str]:
-        """Names that the steps and the functions for single gradients take."""
-        functions = [_function_of(step) for step in self.row.gradient or ()]
-        functions += filter(callable, self.row.gradients.values())
-        return list(dict.fromkeys(name for f in functions for name in _parameters(f)))
+        saved = self.saved(full, arrays, results)
+        kept = {n: v for n, v in saved.items() if isinstance(v, (jax.Array, list))}
+        static = _Static(tuple((n, _frozen(v)) for n, v in saved.items() if n not in kept))
+        return tuple(results[n] for n in self.result_names(options, arrays)), (kept, static)
 
 
-# ---- Steps of a gradient -------------------------------------------------------------------------
-
-
-def _products(step: str) -> list[str]:
-    return step.partition("->")[2].split()
-
-
-def _function_of(step: Step) -> Callable[..., Any]:
-    return step if callable(step) else FUNCTIONS[step.partition("->")[0].strip()]
-
-
-def _run_step(step: Step, names: Names) -> Mapping[str, Any]:
-    function = _function_of(step)
-    if callable(step):
-        return _call(step, names)
-    arguments = {}
-    for name, parameter in _parameters(function).items():
-        if name == "bias":  # whether its gradient is wanted, or the array where that is needed
-            is_flag = "bool" in str(parameter.annotation)
-            bias = names.get("bias")
-            arguments[name] = bias is not None if is_flag or bias is None else bias
-        elif name in names:
-            arguments[name] = _argument(parameter, names)
-    results = function(**arguments)
-    products = _products(step)
-    if len(products) == 1 or not isinstance(results, tuple):
-        results = (results,)
-    return dict(zip(products, results, strict=False))
-
-
-def _call(function: Callable[..., Any], names: Names) -> Any:
-    """With the arguments that it names."""
-    return function(*(_argument(p, names) for p in _parameters(function).values()))
-
-
-def _argument(parameter: inspect.Parameter, names: Names) -> Any:
-    """By name; what is not there is None, and a zero cotangent too where that is the default."""
-    value = names.get(parameter.name)
-    if isinstance(value, SymbolicZero) and parameter.default is None:
-        return None
-    return _instantiated(value)
-
-
-def _shape_of(name: str, arrays: Arrays) -> tuple[int, ...] | int | None:
-    if name == "num_embeddings":
-        return arrays["weight"].shape[0]
-    stem = {"input_shape": "x", "shape": "x"}.get(name, name.removesuffix("_shape"))
-    return arrays[stem].shape if name.endswith("shape") and stem in arrays else None
+def _words(rng: Any) -> Any:
+    """Seed and offset of `dropout`; of a key the seed, with the offset 0."""
+    rng = jnp.asarray(rng)
+    if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        rng = jax.random.key_data(rng)
+    if rng.dtype == jnp.uint32 and rng.shape == (2,):
+        rng = jnp.concatenate([rng, jnp.zeros(2, jnp.uint32)])
+    return rng
 
 
 def _has_gradient(value: Any) -> bool:
@@ -401,14 +230,13 @@ def _batchable(
 ) -> Callable[..., Any]:
     if compiled:
         return jax.jit(_batchable(name, options), inline=True)
-    function, named = FUNCTIONS[name], dict(options)
+    function, named, batch = FUNCTIONS[name], dict(options), BATCHES.get(name)
 
     def call(arrays: Arrays) -> Any:
         return function.computed(named, arrays)
 
-    if function.row.batch is None:
+    if batch is None:
         return call
-    batch = function.row.batch
     with_rule = custom_vmap(call)
 
     @with_rule.def_vmap
