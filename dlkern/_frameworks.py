@@ -323,13 +323,38 @@ class _Jax(_Immutable):
 class _TensorFlow(_Immutable):
     name = "tensorflow"
 
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls)
+        import tensorflow as tf
+        from tensorflow.python.eager.record import should_record_backprop
+
+        self.dlpack, self.is_watched = tf.experimental.dlpack, should_record_backprop
+        self.error = tf.errors.InvalidArgumentError
+        self.check = self._check
+        if not issubclass(cls, tf.__internal__.EagerTensor):
+            self.check = _refuse(
+                "is not an eager tensor: in a tf.function use dlkern.tensorflow, of a variable "
+                "pass its value"
+            )
+
+    def _check(self, where: str, tensor: Any) -> None:
+        dtype = tensor.dtype
+        if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+            raise TypeError(f"{where}.dtype is {dtype.name}, which no dlkern op takes")
+        if self.is_watched([tensor]):
+            raise ValueError(
+                f"{where} is watched by a GradientTape, and the plain functions record no "
+                "gradients: pass tf.stop_gradient(x), or use dlkern.tensorflow"
+            )
+
     def export(self, array: Any, stream: int | None) -> Any:
-        return importlib.import_module("tensorflow").experimental.dlpack.to_dlpack(array)
+        try:
+            return self.dlpack.to_dlpack(array)
+        except self.error as error:
+            raise BufferError(error.message) from error
 
     def adopt(self, export: Any) -> Any:
-        return importlib.import_module("tensorflow").experimental.dlpack.from_dlpack(
-            export.__dlpack__()
-        )
+        return self.dlpack.from_dlpack(export.__dlpack__())
 
 
 class _Check(Protocol):
