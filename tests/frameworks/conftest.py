@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from importlib.util import find_spec
 
 import pytest
 
 from dlkern import _dlkern
 
-FRAMEWORKS = ("torch", "jax")
+FRAMEWORKS = ("torch", "jax", "tensorflow", "keras")
 MISSING = {name: f"{name} is not installed" for name in FRAMEWORKS if find_spec(name) is None}
 if "jax" not in MISSING and not _dlkern.xla_handlers():
     MISSING["jax"] = "this build has no XLA handlers"
+
+# Keras has one backend: that of KERAS_BACKEND, or the first of these.
+for name in ("tensorflow", "torch", "jax"):
+    if name not in MISSING:
+        os.environ.setdefault("KERAS_BACKEND", name)
+if os.environ.get("KERAS_BACKEND", "none") in ("none", *MISSING):
+    MISSING.setdefault("keras", "Keras has no backend that is tested")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # less of what TensorFlow tells of the machine
 
 collect_ignore_glob = [f"test_{name}_*" for name in MISSING]
 
