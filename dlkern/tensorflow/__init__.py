@@ -21,9 +21,10 @@ Tensors, variables and NumPy arrays are arrays; all other arguments are constant
 - **Graphs.** In a ``tf.function`` a call becomes a node that calls back into Python when the graph
   runs (``tf.py_function``), with the shapes of its results known where those of its arguments are;
   an extent that is not known (a batch) may be so, a rank may not. The node has a gradient, in loops
-  too. It costs some hundred microseconds more than an eager call, holds Python's lock but for the
+  too. It costs about 100 microseconds more than an eager call, holds Python's lock but for the
   kernel itself, and computes the gradients of all arguments, since a graph does not say early
-  enough which ones are wanted.
+  enough which ones are wanted. Threads of TensorFlow that run graphs take subnormal numbers for
+  zero, in dlkern's kernels too.
 
 Not supported:
 
