@@ -21,9 +21,8 @@ namespace dlkern::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kChunk = 16;      // bytes of one access
-constexpr int kTileRows = 128;  // of a tile
-constexpr int kPitch = 128;     // bytes that chunks change places in
+constexpr int kChunk = 16;   // bytes of one access
+constexpr int kPitch = 128;  // bytes that chunks change places in
 
 template <class T>
 constexpr int kPerChunk = kChunk / static_cast<int>(sizeof(T));
@@ -46,9 +45,14 @@ int one_block_each(int64_t tiles) { return grid_for(tiles, 1, 1 << 20); }
 // ---- Tiles ------------------------------------------------------------------------------------
 
 template <class T>
+constexpr int kTileRows = sizeof(T) == 4 ? 32 : 128;
+template <class T>
+constexpr int kTileColumns = sizeof(T) == 4 ? 64 : kPitch / static_cast<int>(sizeof(T));
+
+template <class T>
 struct Tile {
-  static constexpr int kColumns = kPitch / static_cast<int>(sizeof(T));
-  static constexpr int kColumnBytes = kTileRows * static_cast<int>(sizeof(T));
+  static constexpr int kRows = kTileRows<T>, kColumns = kTileColumns<T>;
+  static constexpr int kColumnBytes = kRows * static_cast<int>(sizeof(T));
   static constexpr int kBytes = kColumnBytes * kColumns;
   // What 4 (8) bytes of a column hold.
   using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
@@ -66,7 +70,7 @@ struct Tile {
   // Access: a chunk, or an item. x's rows are adjacent in the former case.
   template <class Access>
   __device__ void read(const T* from, const Transposition& t) const {
-    constexpr int n = sizeof(Access) / sizeof(T), kPerColumn = kTileRows / n;
+    constexpr int n = sizeof(Access) / sizeof(T), kPerColumn = kRows / n;
     constexpr int kStep = kThreads / kPerColumn;  // columns
     constexpr int kAll = kColumns / kStep, kLoads = kAll < 16 ? kAll : 16;
     const int r = threadIdx.x % kPerColumn * n;
@@ -94,7 +98,7 @@ struct Tile {
     int r = threadIdx.x / kChunks * kRowsOfWord;
     to += r * t.y_row + c;
 #pragma unroll
-    for (int job = 0; job < kTileRows / kStep; ++job, r += kStep, to += kStep * t.y_row) {
+    for (int job = 0; job < kRows / kStep; ++job, r += kStep, to += kStep * t.y_row) {
       Word w[n];
 #pragma unroll
       for (int i = 0; i < n; ++i) w[i] = at<Word>(c + i, r);
@@ -113,7 +117,7 @@ struct Tile {
     int r = (threadIdx.x / 16 % 2 + threadIdx.x / (32 * kGroups) * 2) * kRowsOfWord;
     to += r * t.y_row + c * t.y_column;
 #pragma unroll 4
-    for (int job = 0; job < kTileRows / kStep; ++job, r += kStep, to += kStep * t.y_row) {
+    for (int job = 0; job < kRows / kStep; ++job, r += kStep, to += kStep * t.y_row) {
       const Word w = at<Word>(c, r);
 #pragma unroll
       for (int p = 0; p < kRowsOfWord; ++p) {
@@ -150,31 +154,40 @@ constexpr int tiles_blocks(bool wide) {
   return !wide ? 4 : sizeof(T) > 1 ? 6 : 5;
 }
 
+// The tiles of a transposition, numbered along the columns first.
+template <class T>
+struct Tiling {
+  FastDiv down, across;
+  int64_t count;
+
+  explicit Tiling(const Transposition& t)
+      : down(ceil_div(t.rows, kTileRows<T>)),
+        across(ceil_div(t.columns, kTileColumns<T>)),
+        count(t.outer.numel * down.divisor() * across.divisor()) {}
+};
+
 template <class T, bool kWideX, bool kWideY>
 __global__ void __launch_bounds__(kThreads, tiles_blocks<T>(kWideX&& kWideY))
-    tiles_kernel(const T* x, T* y, Transposition t) {
-  constexpr int kColumns = Tile<T>::kColumns;
+    tiles_kernel(const T* x, T* y, Transposition t, Tiling<T> tiling) {
+  constexpr int kRows = kTileRows<T>, kColumns = kTileColumns<T>;
   __shared__ __align__(kChunk) char memory[Tile<T>::kBytes];
-  const int64_t down = ceil_div(t.rows, kTileRows), across = ceil_div(t.columns, kColumns);
-  const int64_t tiles = t.outer.numel * down * across;
-  for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
-    const int64_t rest = quotient(i, across), column = (i - rest * across) * kColumns;
-    const int64_t batch = quotient(rest, down), row = (rest - batch * down) * kTileRows;
-    int64_t at[2];
-    t.outer.offsets(batch, at);
-    const int64_t rows = t.rows - row, columns = t.columns - column;
-    const Tile<T> tile{memory, static_cast<int>(rows < kTileRows ? rows : kTileRows),
-                       static_cast<int>(columns < kColumns ? columns : kColumns)};
-    const T* from = x + at[1] + row * t.x_row + column * t.x_column;
-    T* to = y + at[0] + row * t.y_row + column * t.y_column;
-    tile.template read<std::conditional_t<kWideX, uint4, T>>(from, t);
-    __syncthreads();
-    if constexpr (kWideY) {
-      tile.write_chunks(to, t);
-    } else {
-      tile.write_items(to, t);
-    }
-    __syncthreads();  // the tile is free for the next one
+  const auto number = static_cast<int>(blockIdx.x);
+  const int rest = tiling.across.quick(number), batch = tiling.down.quick(rest);
+  const int64_t column =
+      int64_t{number - rest * static_cast<int>(tiling.across.divisor())} * kColumns;
+  const int64_t row = int64_t{rest - batch * static_cast<int>(tiling.down.divisor())} * kRows;
+  int64_t at[2];
+  t.outer.offsets(batch, at);
+  const Tile<T> tile{memory, static_cast<int>(min(t.rows - row, int64_t{kRows})),
+                     static_cast<int>(min(t.columns - column, int64_t{kColumns}))};
+  const T* from = x + at[1] + row * t.x_row + column * t.x_column;
+  T* to = y + at[0] + row * t.y_row + column * t.y_column;
+  tile.template read<std::conditional_t<kWideX, uint4, T>>(from, t);
+  __syncthreads();
+  if constexpr (kWideY) {
+    tile.write_chunks(to, t);
+  } else {
+    tile.write_items(to, t);
   }
 }
 
@@ -201,10 +214,9 @@ void launch_tiles(const CopyPlan& plan, const Launch& launch) {
   const auto kernel = wide_x
                           ? (wide_y ? tiles_kernel<T, true, true> : tiles_kernel<T, true, false>)
                           : (wide_y ? tiles_kernel<T, false, true> : tiles_kernel<T, false, false>);
-  const int64_t tiles =
-      t.outer.numel * ceil_div(t.rows, kTileRows) * ceil_div(t.columns, Tile<T>::kColumns);
-  launch_kernel(kernel, one_block_each(tiles), kThreads, 0, launch.stream,
-                static_cast<const T*>(plan.x), static_cast<T*>(plan.y), t);
+  const Tiling<T> tiling(t);
+  launch_kernel(kernel, static_cast<unsigned>(tiling.count), kThreads, 0, launch.stream,
+                static_cast<const T*>(plan.x), static_cast<T*>(plan.y), t, tiling);
 }
 
 // ---- Planes -----------------------------------------------------------------------------------
