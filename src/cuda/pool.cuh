@@ -283,15 +283,8 @@ inline bool counts_in_int(const PoolShape& s) {
   return s.is_narrow() && std::max(items(s.in), items(s.out)) < INT32_MAX / 2;
 }
 
-// Windows of kernel x kernel taps at a distance of `stride` along H and W, all without gaps, for which there
-// are kernels; {0, 0} stands for all others. Windows along W alone, of images with one row, are some of whose
-// taps no others than those of the first row lie inside.
-struct PoolSquare {
-  int kernel = 0, stride = 0;
-  explicit operator bool() const { return kernel > 0; }
-};
-// taps x taps of them, at any distance.
-inline bool has_taps(const PoolShape& s, int taps) {
+// taps x taps of them along H and W, without gaps, at any distance.
+inline bool has_taps(const PoolShape& s, int64_t taps) {
   bool has = true;
   for (int d = 1; d < kMaxSpatial; ++d) {
     const Window& w = s.window[d];
@@ -299,18 +292,26 @@ inline bool has_taps(const PoolShape& s, int taps) {
   }
   return has;
 }
+// Images of one row, and windows along it.
 inline bool is_line(const PoolShape& s) {
   const Window& h = s.window[1];
   return s.in[1] == 1 && s.out[1] == 1 && h.kernel == 1 && h.pad_begin == 0;
 }
+
+// Windows of kernel x kernel taps at a distance of `stride`, all without gaps, for which there are kernels;
+// {0, 0} stands for all others. Windows of a line are such, too: taps beyond its row lie outside.
+struct PoolSquare {
+  int kernel = 0, stride = 0;
+  explicit operator bool() const { return kernel > 0; }
+};
 inline PoolSquare square_of(const PoolShape& s) {
   const Window &h = s.window[1], &w = s.window[2];
-  const auto kernel = static_cast<int>(w.kernel), stride = static_cast<int>(w.stride);
-  const bool has_kernels = kernel == 3 ? stride == 1 || stride == 2 : kernel == 2 && stride == 2;
-  const bool square = has_taps(s, kernel) && h.stride == stride;
+  const bool has_kernels =
+      w.kernel == 3 ? w.stride == 1 || w.stride == 2 : w.kernel == 2 && w.stride == 2;
+  const bool square = has_taps(s, w.kernel) && h.stride == w.stride;
   const bool line = is_line(s) && w.dilation == 1 && !s.adaptive[2];
   if (!has_kernels || !(square || line) || s.window[0].dilation != 1) return {};
-  return {kernel, stride};
+  return {static_cast<int>(w.kernel), static_cast<int>(w.stride)};
 }
 inline constexpr const char* kNoSquare =
     "not windows of 2 x 2 at a distance of 2, or 3 x 3 at one of 1 or 2";

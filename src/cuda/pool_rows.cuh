@@ -1,5 +1,5 @@
-// Rows of planar tensors in groups of 4 neighbouring elements: what pooling forward and backward share where
-// these are aligned.
+// Rows of planar tensors in groups of neighbouring elements: what pooling forward and backward share where these
+// are aligned.
 #pragma once
 
 #include "cuda/pool.cuh"
