@@ -109,7 +109,7 @@ Call::Call(const char* op, const dlk_launch* launch) : op_(op) {
 
 void Call::add(const Tensor& t, bool is_output) {
   if (arguments_.empty()) {
-    arguments_.reserve(8);
+    arguments_.reserve(5);  // enough for most ops, and a size that malloc has at hand
     device_ = t.device;
     launch_.device = t.device.index;
   } else if (t.device != device_) {
@@ -282,7 +282,8 @@ const char* Call::excluded(const char* impl) {
 }
 
 void Call::declined(const char* impl, const char* reason) {
-  explanation_ += cat(impl, ": declined, ", reason, "\n");
+  // Not by cat(): this is on the way of every call, and a stream costs more than the whole choice.
+  explanation_.append(impl).append(": declined, ").append(reason).append("\n");
 }
 
 bool Call::chosen(const char* impl, size_t workspace_bytes) {

@@ -1,4 +1,5 @@
-// A reduction over the positions of each column of a [positions, columns] view, in two stages.
+// A reduction over the positions of each column of a [positions, columns] view, in two stages, or
+// in one where the positions are few.
 //
 // A block of 256 threads takes `lanes` neighbouring columns (1 where neighbouring positions are
 // adjacent in memory instead) and 256 / lanes positions at a time. The positions are cut into
@@ -96,6 +97,7 @@ __device__ State merge_rows(const State& state, int lanes) {
   return slot[thread];
 }
 
+// f.finish(column, state) once per column where there is but one split.
 template <class State, class F>
 __global__ void __launch_bounds__(kColumnThreads, 2)
     column_partial_kernel(F f, ColumnTiles tiles, State* partial) {
@@ -109,7 +111,12 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
       state.add(v);
     });
     state = merge_rows(state, tiles.lanes);
-    if (t.leader) partial[t.split * tiles.columns + t.column] = state;
+    if (!t.leader) continue;
+    if (tiles.splits == 1) {
+      f.finish(t.column, state);
+    } else {
+      partial[t.split * tiles.columns + t.column] = state;
+    }
   }
 }
 
@@ -143,12 +150,12 @@ void finish_columns(const F& f, int64_t splits, int64_t columns, const State* pa
                 partial);
 }
 
-// Both stages of the reduction. partial: tiles.partials() states of workspace.
+// The whole reduction. partial: tiles.partials() states of workspace.
 template <class State, class F>
 void reduce_columns(const F& f, const ColumnTiles& tiles, State* partial, void* stream) {
   launch_kernel(column_partial_kernel<State, F>, tiles.grid(), kColumnThreads, 0, stream, f, tiles,
                 partial);
-  finish_columns(f, tiles.splits, tiles.columns, partial, stream);
+  if (tiles.splits > 1) finish_columns(f, tiles.splits, tiles.columns, partial, stream);
 }
 
 // kCount sums at once.
