@@ -56,6 +56,13 @@ DLK_API dlk_status_t dlk_elementwise_walk(const char* op, int32_t outputs, int32
                                           const DLTensor* const* tensors, const char* const* names,
                                           dlk_walk* walk, const dlk_launch* launch);
 
+/* Launches a kernel of the caller's own on the GPU of this index, in one dimension. kernel is a
+ * CUfunction, a CUkernel or a hipFunction_t; params has the addresses of its arguments, in order. Of
+ * launch the stream counts. */
+DLK_API dlk_status_t dlk_elementwise_launch(void* kernel, int32_t device, uint32_t blocks,
+                                            uint32_t threads, void** params,
+                                            const dlk_launch* launch);
+
 #ifdef __cplusplus
 }
 #endif

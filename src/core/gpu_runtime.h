@@ -18,6 +18,10 @@ bool is_capturing(void* stream);
 void synchronize(void* stream);                                             // throws DEVICE_ERROR
 void copy_to_host(void* dst, const void* src, size_t bytes, void* stream);  // synchronises
 
+// One launch of a kernel given by its driver's handle (CUfunction, CUkernel or hipFunction_t) on the
+// current device, in one dimension; params: the addresses of its arguments.
+void launch_handle(void* kernel, unsigned blocks, unsigned threads, void** params, void* stream);
+
 // nullptr where [data, data + bytes) is memory that kernels on `device` can reach, else why not.
 const char* check_pointer(const void* data, size_t bytes, int device);
 

@@ -7,6 +7,11 @@
 
 #include "core/index.h"
 #include "cuda/prims/gpu.h"
+#if !defined(__HIPCC__)
+#include <cudaTypedefs.h>
+
+#include "cuda/prims/driver.h"
+#endif
 
 namespace dlkern::gpu {
 namespace {
@@ -114,6 +119,32 @@ void launch_raw(const void* kernel, dim3 grid, dim3 block, size_t shared_bytes, 
     fail(DLK_DEVICE_ERROR, "kernel launch: ", DLK_GPU(GetErrorName)(code));  // and theirs stays
   }
   check(code, "kernel launch");
+}
+
+void launch_handle(void* kernel, unsigned blocks, unsigned threads, void** params, void* stream) {
+#if defined(__HIPCC__)
+  check(hipModuleLaunchKernel(static_cast<hipFunction_t>(kernel), blocks, 1, 1, threads, 1, 1, 0,
+                              static_cast<Stream>(stream), params, nullptr),
+        "kernel launch");
+#else
+  static const auto launch_kernel = driver_function<PFN_cuLaunchKernel_v4000>("cuLaunchKernel");
+  const auto launch = [&] {
+    return launch_kernel(static_cast<CUfunction>(kernel), blocks, 1, 1, threads, 1, 1, 0,
+                         static_cast<Stream>(stream), params, nullptr);
+  };
+  CUresult code = launch();
+  if (code == CUDA_ERROR_INVALID_CONTEXT) {  // of a thread that has not used the runtime yet
+    int device = 0;
+    check(cudaGetDevice(&device), "current device");
+    check(cudaSetDevice(device), "set device");
+    code = launch();
+  }
+  if (code == CUDA_SUCCESS) return;
+  static const auto error_name = driver_function<PFN_cuGetErrorName_v6000>("cuGetErrorName");
+  const char* name = "unknown error";
+  (void)error_name(code, &name);
+  fail(DLK_DEVICE_ERROR, "kernel launch: ", name);
+#endif
 }
 
 int device_count() {
@@ -243,18 +274,11 @@ const char* check_pointer(const void* data, size_t bytes, int device) {
     return "lies on another device than its DLTensor says";
   }
   // The driver knows how far the allocation around an address reaches.
-  using GetRange = int (*)(unsigned long long*, size_t*, unsigned long long);
-  static const GetRange get_range = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    (void)cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &entry, 12000, cudaEnableDefault,
-                                           &found);
-    return reinterpret_cast<GetRange>(entry);
-  }();
-  unsigned long long base = 0;
+  static const auto range = driver_function<PFN_cuMemGetAddressRange_v3020>("cuMemGetAddressRange");
+  CUdeviceptr base = 0;
   size_t size = 0;
-  const auto address = reinterpret_cast<unsigned long long>(data);
-  if (get_range && get_range(&base, &size, address) == 0 && address + bytes > base + size) {
+  const auto address = reinterpret_cast<CUdeviceptr>(data);
+  if (range(&base, &size, address) == CUDA_SUCCESS && address + bytes > base + size) {
     return "reaches past the end of its allocation";
   }
 #endif

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "core/gpu_runtime.h"
 #include "core/index.h"
 #include "ops/reduce.h"
 
@@ -177,5 +178,20 @@ dlk_status_t dlk_elementwise_walk(const char* op, int32_t outputs, int32_t input
     if (!write_struct(walk, walk_of(all))) {
       fail(DLK_INVALID_ARGUMENT, "walk is NULL or has no struct_size");
     }
+  });
+}
+
+dlk_status_t dlk_elementwise_launch(void* kernel, int32_t device, uint32_t blocks, uint32_t threads,
+                                    void** params, const dlk_launch* launch_) {
+  return guarded("elementwise_launch", [&] {
+    [[maybe_unused]] const auto launch = read_params(launch_, dlk_launch DLK_LAUNCH_INIT, "launch");
+    if (!kernel) fail(DLK_INVALID_ARGUMENT, "kernel is NULL");
+#if DLKERN_WITH_GPU
+    const DeviceGuard guard({true, device});
+    gpu::launch_handle(kernel, blocks, threads, params, launch.stream);
+#else
+    (void)device, (void)blocks, (void)threads, (void)params;
+    fail(DLK_NOT_SUPPORTED, "this build of dlkern has only the CPU backend");
+#endif
   });
 }

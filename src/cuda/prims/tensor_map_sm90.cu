@@ -3,22 +3,11 @@
 
 #include <string>
 
-#include "cuda/prims/gpu.h"
+#include "cuda/prims/driver.h"
 #include "cuda/prims/tensor_map.h"
 
 namespace dlkern::gpu {
 namespace {
-
-// A function of the driver, at run time: the library is not linked with it, so that it loads without
-// one.
-template <class Function>
-Function driver_function(const char* name) {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  check(cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &result), name);
-  if (!entry) fail(DLK_DEVICE_ERROR, "the driver has no ", name);
-  return reinterpret_cast<Function>(entry);
-}
 
 template <class T>
 std::string listed(const T* values, int count) {
