@@ -41,9 +41,13 @@ class Adapter:
     #: Its dtypes are NumPy's. Those of ml_dtypes are exported as integers of their size, since
     #: their arrays know no DLPack, or not of every type.
     extends_numpy = False
-    #: Where most arrays need no check: the layout of such an array and the module whose
-    #: _current_level is negative outside forward-mode differentiation, both PyTorch's.
-    plain: tuple[Any, Any] | None = None
+    #: Where most arrays need no check, PyTorch's: functions that say whether one is lazily negated
+    #: and whether gradients are recorded, and the names of the module whose _current_level is
+    #: negative outside forward-mode differentiation.
+    plain: tuple[Any, Any, dict[str, Any]] | None = None
+    #: A quicker allocator than that of the exchange API, PyTorch's: make(shape, strides, dtype) on
+    #: the current GPU; and the module that has its dtypes by their names.
+    gpu_empty: tuple[Any, Any] | None = None
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -186,7 +190,11 @@ class _Torch(Adapter):
             )
         else:
             self.check = self._check
-            self.plain = torch.strided, torch.autograd.forward_ad
+            self.plain = torch.Tensor.is_neg, torch.is_grad_enabled, vars(self.forward_ad)
+        # That of compiled code: nothing is dispatched on the way.
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        if make := getattr(guards, "_empty_strided_cuda", None):
+            self.gpu_empty = make, torch
 
     def _check(self, where: str, tensor: Any) -> None:
         if tensor.requires_grad and self.torch.is_grad_enabled():

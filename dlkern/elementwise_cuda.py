@@ -20,7 +20,7 @@ import math
 import threading
 from typing import Any, NamedTuple
 
-from dlkern import _frameworks, tuning
+from dlkern import _dlkern, _frameworks, tuning
 from dlkern.elementwise_language import COMPUTED, TYPES, Kernel
 
 THREADS, THREAD_BITS = 128, 7
@@ -538,16 +538,6 @@ def kernel_for(source: str, device_id: int) -> Any:
     return found
 
 
-class Launch(NamedTuple):
-    """A kernel with everything that does not change while the arrays lie in the same way."""
-
-    kernel: Any
-    config: Any
-    numel: int
-    order: list[int]  # of the arrays among the kernel's parameters
-    arguments: tuple[int, ...]
-
-
 def prepare(
     kernel: Kernel,
     shape: tuple[int, ...],
@@ -556,29 +546,16 @@ def prepare(
     operands: list[Operand],
     scalars: dict[str, str],
     device_id: int,
-) -> Launch:
-    """Compiles where that has not been done."""
-    core = _cuda_core()
+    made: list[tuple[int, str, tuple[int, ...], str]],
+) -> _dlkern.ElementwiseLaunch:
+    """The kernel, compiled where that has not been done, for arrays that lie in this way.
+
+    `made`: the outputs that are made for each call.
+    """
     grid = grid_of(shape, layout, operands)
     with _frameworks.current_device(device_id):
         compiled = kernel_for(source_of(kernel, layout, operands, scalars), device_id)
-    config = core.LaunchConfig(grid=grid.blocks, block=THREADS)
-    order = [o.slot for o in operands]
-    return Launch(
-        compiled, config, numel, order, tuple(arguments_of(shape, layout, operands, grid))
-    )
-
-
-def run(
-    launch: Launch,
-    addresses: list[int],
-    scalars: list[Any],
-    device_id: int,
-    stream: int,
-) -> None:
-    core = _cuda_core()
-    with _frameworks.current_device(device_id):
-        core.launch(
-            _frameworks.stream_object(stream), launch.config, launch.kernel, launch.numel,
-            *addresses, *launch.arguments, *scalars,
-        )  # fmt: skip
+    return _dlkern.ElementwiseLaunch(
+        compiled, int(compiled.handle), grid.blocks, THREADS, numel,
+        [o.slot for o in operands], tuple(arguments_of(shape, layout, operands, grid)), made,
+    )  # fmt: skip

@@ -15,6 +15,8 @@ from dlkern.elementwise_language import COMPUTED, Kernel, Program
 BLOCK = 16384  # elements that the CPU computes at a time: intermediate results stay in cache
 MOST_LAUNCHES = 256  # that a kernel remembers
 
+Made = tuple[int, str, tuple[int, ...], str]  # an output that was made: place, name, shape, dtype
+
 
 class ElementwiseKernel:
     """What :func:`dlkern.elementwise` returns. Any number of threads may call it."""
@@ -37,9 +39,11 @@ class ElementwiseKernel:
                 raise ValueError(f"elementwise: dtypes names {name!r}, which is no output")
             if dtype not in elementwise_cuda.ITEMSIZE:
                 raise TypeError(f"elementwise: dtypes[{name!r}] is {dtype!r}, which no array has")
-        self._fresh = [name for name in self.outputs if name not in self.inputs]
+        self._form = _dlkern.ElementwiseForm(
+            "elementwise", self.inputs, self.outputs, _NUMBERS, _plain_number
+        )
         self._typed: dict[Any, Kernel] = {}
-        self._launches: dict[Any, elementwise_cuda.Launch] = {}
+        self._launches: dict[bytes | None, _dlkern.ElementwiseLaunch] = {}
 
     def __repr__(self) -> str:
         return f"dlkern.elementwise({self.code!r})"
@@ -62,21 +66,15 @@ class ElementwiseKernel:
         array or tuple of arrays
             The outputs in the order in which the code assigns them, of the first array's framework.
         """
-        values = self._bind(args, kwargs)
-        call = _dlkern.ElementwiseCall("elementwise", stream)
-        dtypes, scalars = self._take(call, values)
-        kernel = self._types(dtypes, {name: type for name, (type, _) in scalars.items()})
-        names = [*dtypes, *self._fresh]
-        dtypes |= self._allocate(call, kernel, dtypes, out)
-        call.arrange()
-        run = self._run_on_cpu if call.device is None else self._run_on_gpu
-        run(call, kernel, [(name, dtypes[name]) for name in names], scalars)
-        results = call.result()
-        return self._in_order(results) if isinstance(results, tuple) else results
+        if kwargs or len(args) != len(self.inputs):
+            args = self._bind(args, kwargs)
+        call = _dlkern.ElementwiseCall(self._form, args, out, stream)
+        launch = self._launches.get(call.key())
+        return self._first(call) if launch is None else call.run(launch)
 
     # ---- Arguments -------------------------------------------------------------------------------
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if len(args) > len(self.inputs):
             raise TypeError(
                 f"elementwise: {len(args)} inputs are given, expected {len(self.inputs)}: "
@@ -92,27 +90,7 @@ class ElementwiseKernel:
         missing = [name for name in self.inputs if name not in values]
         if missing:
             raise TypeError(f"elementwise: {', '.join(missing)} is missing")
-        return {name: values[name] for name in self.inputs}
-
-    def _take(
-        self, call: Any, values: dict[str, Any]
-    ) -> tuple[dict[str, str], dict[str, tuple[str, Any]]]:
-        """Dtypes of the arrays, types and values of the scalars."""
-        dtypes: dict[str, str] = {}
-        numbers: dict[str, Any] = {}
-        for name, value in values.items():
-            if isinstance(value, (bool, int, float, np.generic)):
-                if name in self.outputs:
-                    raise TypeError(f"elementwise: {name} is updated in place, expected an array")
-                numbers[name] = value
-            else:
-                add = call.inout if name in self.outputs else call.input
-                dtypes[name] = add(name, value)
-                self._require_known(name, dtypes[name])
-        if not dtypes:
-            raise TypeError("elementwise: no array is given, which would decide shape and device")
-        real = "float64" if "float64" in dtypes.values() else "float32"
-        return dtypes, {name: _scalar(name, value, real) for name, value in numbers.items()}
+        return tuple(values[name] for name in self.inputs)
 
     def _require_known(self, name: str, dtype: str) -> None:
         if dtype not in elementwise_cuda.ITEMSIZE:
@@ -128,39 +106,23 @@ class ElementwiseKernel:
             found = self._typed[key] = self._program.typed(types, real)
         return found
 
-    def _allocate(
-        self, call: Any, kernel: Kernel, dtypes: dict[str, str], out: Any
-    ) -> dict[str, str]:
-        """Dtypes of the outputs that are not updated in place."""
-        if len(self._fresh) == 1:
-            given = [out]
-        elif out is None:
-            given = [None] * len(self._fresh)
-        else:
-            given = list(out)
-            if len(given) != len(self._fresh):
-                raise ValueError(
-                    f"elementwise: out has {len(given)} arrays, expected {len(self._fresh)}: "
-                    f"{', '.join(self._fresh)}"
-                )
-        shape = call.shape()
-        found = {}
-        for i, (name, array) in enumerate(zip(self._fresh, given, strict=True)):
-            keyword = "out" if len(self._fresh) == 1 else f"out[{i}]"
-            dtype = self._dtypes.get(name) or _default_dtype(kernel.types[name], dtypes)
-            found[name] = call.output(name, keyword, array, shape, dtype)
-            self._require_known(keyword, found[name])
-            if name in self._dtypes and found[name] != dtype:
+    def _make(
+        self, call: _dlkern.ElementwiseCall, kernel: Kernel, dtypes: dict[str, str]
+    ) -> list[Made]:
+        """Makes the outputs that the caller did not give."""
+        found: list[Made] = []
+        for place, name, keyword in self._form.made:
+            dtype, wanted = call.given(name), self._dtypes.get(name)
+            if dtype is None:
+                dtype = wanted or _default_dtype(kernel.types[name], dtypes)
+                found.append((place, name, call.shape(), dtype))
+                call.make(*found[-1])
+            self._require_known(keyword, dtype)
+            if wanted and dtype != wanted:
                 raise TypeError(
-                    f"elementwise: {keyword}.dtype is {found[name]}, expected {dtype} (dtypes)"
+                    f"elementwise: {keyword}.dtype is {dtype}, expected {wanted} (dtypes)"
                 )
         return found
-
-    def _in_order(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Those updated in place were added before the others."""
-        updated = [name for name in self.inputs if name in self.outputs]
-        by_name = dict(zip([*updated, *self._fresh], results, strict=True))
-        return tuple(by_name[name] for name in self.outputs)
 
     # ---- Backends --------------------------------------------------------------------------------
 
@@ -175,55 +137,47 @@ class ElementwiseKernel:
             found[i] = Operand(i, name, dtype, is_read, is_written, address, strides)
         return list(found.values())
 
-    def _run_on_gpu(
-        self,
-        call: Any,
-        kernel: Kernel,
-        arrays: list[tuple[str, str]],
-        scalars: dict[str, tuple[str, Any]],
-    ) -> None:
-        key = call.signature(), *((name, type) for name, (type, _) in scalars.items())
-        launch = self._launches.get(key)
-        if launch is None or call.is_explained:
-            launch = self._prepare(call, kernel, arrays, scalars)
-            if launch is None:
-                return
+    def _first(self, call: _dlkern.ElementwiseCall) -> Any:
+        """A call unlike those remembered."""
+        key, dtypes, numbers = call.key(), call.inputs(), call.values()
+        for name, dtype in dtypes.items():
+            self._require_known(name, dtype)
+        kernel = self._types(dtypes, {name: type for name, (type, _) in numbers.items()})
+        made = self._make(call, kernel, dtypes)
+        call.arrange()
+        shape, numel, places = call.walk()
+        operands = self._operands(places, call.slots())
+        if call.device is None:
+            return self._on_cpu(call, kernel, shape, numel, operands, numbers)
+        if _is_hip():
+            raise NotImplementedError("elementwise: kernels on AMD GPUs are not compiled")
+        layout, told = elementwise_cuda.choose(shape, operands)
+        if call.explains(f"nvrtc_{layout.way}", told) or numel == 0:
+            return call.result()
+        types = {name: type for name, (type, _) in numbers.items()}
+        device = call.device
+        launch = elementwise_cuda.prepare(
+            kernel, shape, numel, layout, operands, types, device, made
+        )
+        if key is not None:
             if len(self._launches) >= MOST_LAUNCHES:
                 self._launches.clear()
             self._launches[key] = launch
-        values = [value for _, value in scalars.values()]
-        elementwise_cuda.run(launch, call.addresses(launch.order), values, call.device, call.stream)
+        return call.run(launch)
 
-    def _prepare(
+    def _on_cpu(
         self,
-        call: Any,
+        call: _dlkern.ElementwiseCall,
         kernel: Kernel,
-        arrays: list[tuple[str, str]],
-        scalars: dict[str, tuple[str, Any]],
-    ) -> elementwise_cuda.Launch | None:
-        """None where nothing is to be run."""
-        if _is_hip():
-            raise NotImplementedError("elementwise: kernels on AMD GPUs are not compiled")
-        shape, numel, places = call.walk()
-        operands = self._operands(places, arrays)
-        layout, told = elementwise_cuda.choose(shape, operands)
-        if call.explains(f"nvrtc_{layout.way}", told) or numel == 0:
-            return None
-        types = {name: type for name, (type, _) in scalars.items()}
-        return elementwise_cuda.prepare(kernel, shape, numel, layout, operands, types, call.device)
-
-    def _run_on_cpu(
-        self,
-        call: Any,
-        kernel: Kernel,
-        arrays: list[tuple[str, str]],
-        scalars: dict[str, tuple[str, Any]],
-    ) -> None:
-        shape, numel, places = call.walk()
-        operands = self._operands(places, arrays)
+        shape: tuple[int, ...],
+        numel: int,
+        operands: list[Operand],
+        numbers: dict[str, tuple[str, Any]],
+    ) -> Any:
         if call.explains("numpy_blocks", "numpy_blocks: chosen") or numel == 0:
-            return
-        fixed = {name: value for name, (_, value) in scalars.items()}
+            return call.result()
+        with np.errstate(over="ignore"):
+            fixed = {name: np.dtype(type).type(value) for name, (type, value) in numbers.items()}
         steps = np.nditer(
             [_host_array(o, shape) for o in operands],
             flags=["external_loop", "buffered"],
@@ -240,6 +194,7 @@ class ElementwiseKernel:
                 for o in operands:
                     if o.is_written:
                         parts[o.name][...] = _saturated(computed[o.name], o.dtype)
+        return call.result()
 
 
 @functools.cache
@@ -250,19 +205,16 @@ def _is_hip() -> bool:
 _FLAGS = {(True, False): "readonly", (False, True): "writeonly", (True, True): "readwrite"}
 
 
-def _scalar(name: str, value: Any, real: str) -> tuple[str, Any]:
-    """Type and NumPy value of a number, which takes part as C's literals do."""
+_NUMBERS = (bool, int, float, np.generic)
+
+
+def _plain_number(name: str, value: Any) -> bool | int | float:
     if isinstance(value, (bool, np.bool_)):
-        return "bool", np.bool_(value)
+        return bool(value)
     if isinstance(value, (int, np.integer)):
-        for type in ("int32", "int64", "uint64"):
-            limits = np.iinfo(type)
-            if limits.min <= value <= limits.max:
-                return type, np.dtype(type).type(value)
-        raise ValueError(f"elementwise: {name} is {value}, expected an integer of 64 bits")
+        return int(value)
     if isinstance(value, (float, np.floating)):
-        with np.errstate(over="ignore"):
-            return real, np.dtype(real).type(value)
+        return float(value)
     raise TypeError(f"elementwise: {name} is {value!r}, expected an array or a real number")
 
 

@@ -126,6 +126,18 @@ cdef int32_t precision_of(Call call, object precision) except -1:
     return DLK_PRECISION_IEEE if precision == "ieee" else DLK_PRECISION_TF32
 
 
+cdef dict _keywords = {}
+
+
+cdef str keyword_of(str output):
+    """By convention the first output is passed as out=, "dweight" or "save_mean" after it as
+    out_weight=, out_mean=."""
+    found = _keywords.get(output)
+    if found is None:
+        found = _keywords[output] = "out_" + output.removeprefix("save_").removeprefix("d")
+    return found
+
+
 @cython.final
 cdef class TensorList:
     """A list as C functions take it; its tensors live in the slots of a Call."""
@@ -157,11 +169,12 @@ cdef class Call:
     cdef const DLTensor* first_tensor
     cdef str first_name
     cdef bint explicit_stream    # the caller gave the stream
-    cdef list outputs            # what result() returns
+    cdef tuple outputs           # what result() returns
+    cdef object made             # by the last allocate()
     cdef object scratch          # the workspace, alive until the call is over
     cdef list traced             # (array, whether it is written) of a traced framework
     cdef str first_keyword       # of the first output
-    cdef dict keywords           # C name of an output -> the keyword that was passed, or None
+    cdef tuple renamed           # (C name, the caller's name, those before or None), or None
 
     def __cinit__(self, str op, stream):
         memset(&self.launch, 0, sizeof(dlk_launch))
@@ -174,7 +187,7 @@ cdef class Call:
         self.explicit_stream = stream is not None
         if self.explicit_stream:
             self.launch.stream = <void*>handle_of(stream)
-        self.outputs = []
+        self.outputs = ()
         self.first_keyword = "out"
         if dlk_explaining:
             self.launch.flags = DLK_LAUNCH_PLAN_ONLY
@@ -218,26 +231,22 @@ cdef class Call:
         """An output: `out` where the caller gave one, else a new array of the first argument's
         framework. It becomes (the next) part of result()."""
         if out is not None:
-            # By convention the first output is passed as out=, "dweight" or "save_mean" after it as
-            # out_weight=, out_mean=.
             if keyword is None:
-                keyword = self.first_keyword
-                if self.outputs:
-                    keyword = "out_" + name.removeprefix("save_").removeprefix("d")
+                keyword = keyword_of(name) if self.outputs else self.first_keyword
             self.rename(name, keyword)
             tensor = self.add(keyword, out, True)
-            self.outputs.append(out)
+            self.outputs += (out,)
             return tensor
-        return self.allocate(name, ndim, shape, dtype)
+        tensor = self.allocate(name, ndim, shape, dtype)
+        self.outputs += (self.made,)
+        return tensor
 
     cdef const DLTensor* output_like(self, str name, object out, const DLTensor* like) except NULL:
         return self.output(name, out, like.ndim, like.shape, like.dtype)
 
     cdef int rename(self, str role, str keyword) except -1:
         """Messages of C about `role` are to name `keyword`."""
-        if self.keywords is None:
-            self.keywords = {}
-        self.keywords[role] = keyword
+        self.renamed = (role, keyword, self.renamed)
         return 0
 
     # ---- The run -----------------------------------------------------------------------------
@@ -277,7 +286,7 @@ cdef class Call:
         if size == 0:
             return 0
         tensor = self.allocate("workspace", 1, &size, dtype_named("uint8"))
-        self.scratch = self.outputs.pop()
+        self.scratch = self.made
         self.launch.workspace = <char*>tensor.data + tensor.byte_offset
         self.launch.workspace_bytes = size
         return 0
@@ -288,19 +297,21 @@ cdef class Call:
             self.fail()
         if self.launch.flags & DLK_LAUNCH_PLAN_ONLY:
             self.explain()
-        if self.framework.adapter.immutable:
+        if self.framework.immutable:
             self.framework.adapter.synchronize(self.device_tuple(), <uintptr_t>self.launch.stream)
-            self.outputs = [
+            self.outputs = tuple([
                 self.framework.adapter.adopt(o) if type(o) is Export else o for o in self.outputs
-            ]
+            ])
         if len(self.outputs) == 1:
             return self.outputs[0]
-        return tuple(self.outputs) if self.outputs else None
+        return self.outputs or None
 
     cdef object fail(self):
         """C names an output by its role; the caller of the plain functions knows the keyword."""
         cdef str message = dlk_last_error().decode()
-        for role, keyword in (self.keywords or {}).items():
+        renamed = self.renamed
+        while renamed is not None:
+            role, keyword, renamed = renamed
             head = f"{self.op}: {role}"
             if message.startswith(head) and not (message[len(head):] + " ")[0].isalnum():
                 message = f"{self.op}: {keyword}{message[len(head):]}"
@@ -327,12 +338,12 @@ cdef class Call:
         return (int(self.first_tensor.device.device_type), self.first_tensor.device.device_id)
 
     cdef Slot* next_slot(self) except NULL:
+        """Filled with 0."""
         cdef Slot* slot = &self.slots[self.count % SLOTS]
         if self.count >= SLOTS:
             if self.count % SLOTS == 0:
                 self.add_slots()
             slot = &self.more.slots[self.count % SLOTS]
-        memset(slot, 0, sizeof(Slot))
         self.count += 1
         return slot
 
@@ -352,8 +363,9 @@ cdef class Call:
         slot = self.next_slot()
         if framework.api != NULL:
             if framework.api.dltensor_from_py_object_no_sync(<void*>array, &slot.tensor) != 0:
-                self.count -= 1
-                raise_export_error(f"{self.op}: {name}")
+                raise_export_error(f"{self.op}: {name}", framework, array)
+            if slot.tensor.dtype.code == kDLComplex and framework.checked:
+                framework.adapter.check(f"{self.op}: {name}", array)
             if self.first is None:
                 self.set_first(name, array, framework, &slot.tensor)
         else:
@@ -365,7 +377,7 @@ cdef class Call:
             self.check_order(name, framework, &slot.tensor)
         if framework.traced:
             self.traced.append((array, written))
-        if written and (slot.read_only or framework.adapter.immutable):
+        if written and (slot.read_only or framework.immutable):
             raise ValueError(f"{self.op}: {name} is read-only, expected a writable array")
         return &slot.tensor
 
@@ -457,7 +469,7 @@ cdef class Call:
         """Arrays of two frameworks on a GPU need one stream that orders both."""
         if self.explicit_stream or not on_gpu(tensor) or not on_gpu(self.first_tensor):
             return 0
-        if not framework.adapter.has_stream:
+        if not framework.has_stream:
             return 0   # __dlpack__(stream=ours) has ordered it
         if current_stream(framework, tensor.device.device_id) != self.launch.stream:
             raise ValueError(
@@ -468,49 +480,75 @@ cdef class Call:
 
     cdef const DLTensor* allocate(self, str name, int ndim, const int64_t* shape,
                                   DLDataType dtype) except NULL:
-        """A new contiguous array of the first argument's framework, on its device. Its memory is
-        ordered on the call's stream: it may have been freed there just before, and may be used
-        again there once it is freed, with kernels of ours still running."""
-        cdef DLTensor prototype
-        cdef DLManagedTensorVersioned* managed = NULL
-        cdef void* made = NULL
+        """A new contiguous array of the first argument's framework, on its device: self.made. Its
+        memory is ordered on the call's stream: it may have been freed there just before, and may be
+        used again there once it is freed, with kernels of ours still running."""
         cdef Slot* slot
-        if (self.framework.api != NULL and self.framework.adapter.allocates_by_api
+        if (self.framework.api != NULL and self.framework.allocates_by_api
                 and self.on_current_stream()):
-            memset(&prototype, 0, sizeof(DLTensor))
-            prototype.device = self.first_tensor.device
-            prototype.ndim = ndim
-            prototype.shape = <int64_t*>shape
-            prototype.dtype = dtype
-            if self.framework.api.managed_tensor_allocator(
-                    &prototype, &managed, NULL, set_python_error) != 0:
-                raise_pending(f"{self.op}: {name} could not be allocated")
-            if self.framework.api.managed_tensor_to_py_object_no_sync(managed, &made) != 0:
-                raise_pending(f"{self.op}: {name} could not be allocated")
-            array = <object>made
-            Py_DECREF(array)      # `made` was a new reference
-            slot = self.next_slot()
-            if self.framework.api.dltensor_from_py_object_no_sync(made, &slot.tensor) != 0:
+            array = self.gpu_empty(ndim, shape, dtype)
+            if array is not None:
+                slot = self.take_made(name, array)
+                if slot.tensor.device.device_id == self.first_tensor.device.device_id:
+                    return &slot.tensor
                 self.count -= 1
-                raise_pending(f"{self.op}: {name} could not be allocated")
-            self.outputs.append(array)
-            return &slot.tensor
+            return &self.take_made(name, self.exchange_empty(name, ndim, shape, dtype)).tensor
         if dtype_name(dtype) not in _dtype_codes:
             raise TypeError(f"{self.op}: {self.first_name}.dtype is {dtype_name(dtype)}, which no "
                             "dlkern op takes")
         extents = tuple([shape[i] for i in range(ndim)])
-        if self.framework.adapter.immutable:
+        if self.framework.immutable:
             owner, address = self.framework.adapter.allocate(
                 extents, dtype.bits // 8, self.device_tuple(), <uintptr_t>self.launch.stream)
             export = Export(owner, address, extents, dtype_name(dtype), self.device_tuple())
             slot = self.next_slot()
             slot.tensor = (<Export>export).tensor
-            self.outputs.append(export)
+            self.made = export
             return &slot.tensor
         array = self.framework.adapter.empty(extents, dtype_name(dtype), self.device_tuple(),
                                              <uintptr_t>self.launch.stream)
-        self.outputs.append(array)
+        self.made = array
         return self.add(name, array, True)
+
+    cdef Slot* take_made(self, str name, object array) except NULL:
+        slot = self.next_slot()
+        if self.framework.api.dltensor_from_py_object_no_sync(<void*>array, &slot.tensor) != 0:
+            raise_pending(f"{self.op}: {name} could not be allocated")
+        self.made = array
+        return slot
+
+    cdef object gpu_empty(self, int ndim, const int64_t* shape, DLDataType dtype):
+        """A new array of the framework on the current GPU, or None where that has no quicker way to
+        one than the exchange API."""
+        if self.framework.gpu_empty is None or not on_gpu(self.first_tensor):
+            return None
+        known = self.framework.dtypes.get(dtype_key(dtype))
+        if known is None:
+            return None
+        cdef int64_t stride = 1
+        cdef list strides = [None] * ndim
+        for d in range(ndim - 1, -1, -1):
+            strides[d] = stride
+            stride *= max(shape[d], 1)
+        return self.framework.gpu_empty(
+            tuple([shape[d] for d in range(ndim)]), tuple(strides), known)
+
+    cdef object exchange_empty(self, str name, int ndim, const int64_t* shape, DLDataType dtype):
+        cdef DLTensor prototype
+        cdef DLManagedTensorVersioned* managed = NULL
+        cdef void* made = NULL
+        memset(&prototype, 0, sizeof(DLTensor))
+        prototype.device = self.first_tensor.device
+        prototype.ndim = ndim
+        prototype.shape = <int64_t*>shape
+        prototype.dtype = dtype
+        if (self.framework.api.managed_tensor_allocator(
+                &prototype, &managed, NULL, set_python_error) != 0
+                or self.framework.api.managed_tensor_to_py_object_no_sync(managed, &made) != 0):
+            raise_pending(f"{self.op}: {name} could not be allocated")
+        array = <object>made
+        Py_DECREF(array)      # `made` was a new reference
+        return array
 
 
 cdef void* current_stream(Framework framework, int device_id) except? NULL:
@@ -534,11 +572,14 @@ cdef int raise_pending(str otherwise) except -1:
     return -1
 
 
-cdef int raise_export_error(str where) except -1:
-    """The producer's refusal as a TypeError that names the argument, without its stack trace."""
+cdef int raise_export_error(str where, Framework framework, object array) except -1:
+    """The producer's refusal as a TypeError that names the argument, without its stack trace; or
+    what the adapter has to say."""
     try:
         raise_pending("no reason given")
     except Exception as error:
+        if framework.checked:
+            framework.adapter.check(where, array)
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise TypeError(f"{where} cannot be exported by DLPack: {reason}") from error
 

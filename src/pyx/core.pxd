@@ -13,6 +13,8 @@ cdef extern from "dlpack/dlpack.h" nogil:
     ctypedef struct DLDevice:
         DLDeviceType device_type
         int32_t device_id
+    ctypedef enum DLDataTypeCode:
+        kDLComplex
     ctypedef struct DLDataType:
         uint8_t code
         uint8_t bits

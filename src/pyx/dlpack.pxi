@@ -19,6 +19,10 @@ cdef str dtype_name(DLDataType dtype):
     return name or f"dtype(code={dtype.code}, bits={dtype.bits})"
 
 
+cdef inline int dtype_key(DLDataType dtype) noexcept:
+    return dtype.code << 8 | dtype.bits
+
+
 cdef DLDataType dtype_named(str name) except *:
     cdef DLDataType dtype
     if name not in _dtype_codes:
@@ -35,20 +39,32 @@ cdef class Framework:
     """What is known of one array type: its adapter and, where it has one, its C exchange API."""
     cdef object adapter
     cdef const DLPackExchangeAPI* api
-    cdef bint checked      # the adapter wants to look at each array before it is used
+    # Facts of the adapter, without a look-up in each call.
+    cdef bint checked      # it wants to look at each array before it is used
     cdef bint numpy
     cdef bint extends_numpy
+    cdef bint immutable
+    cdef bint has_stream
     cdef bint has_attributes
-    cdef object strided    # torch.strided, for PyTorch's own classes
-    cdef object forward_ad
+    cdef bint allocates_by_api
+    cdef object is_neg, is_grad_enabled    # of PyTorch's own classes, see Adapter.plain
+    cdef dict forward_ad
+    cdef object gpu_empty                  # see Adapter.gpu_empty
+    cdef dict dtypes
     cdef bint traced       # its arrays have no memory: calls are recorded, see recorded.pxi
 
     def __cinit__(self, cls):
         self.adapter = _adapter_of(cls)
         self.traced = self.adapter.traced
         self.checked = self.adapter.check is not None
+        self.immutable = self.adapter.immutable
+        self.has_stream = self.adapter.has_stream
         self.has_attributes = self.adapter.has_attributes
-        self.strided, self.forward_ad = self.adapter.plain or (None, None)
+        self.allocates_by_api = self.adapter.allocates_by_api
+        self.is_neg, self.is_grad_enabled, self.forward_ad = self.adapter.plain or (None,) * 3
+        self.gpu_empty, dtypes = self.adapter.gpu_empty or (None, None)
+        self.dtypes = {dtype_key(dtype_named(name)): getattr(dtypes, name, None)
+                       for name in _dtype_codes}
         self.numpy = self.adapter.name == "numpy"
         self.extends_numpy = self.adapter.extends_numpy
         self.api = NULL
@@ -59,13 +75,15 @@ cdef class Framework:
 
 
 cdef inline bint needs_check(Framework framework, object array) except -1:
-    """Whether the adapter has to look at the array: it looks at few of PyTorch's."""
+    """Whether the adapter has to look at the array. It looks at few of PyTorch's: to those without
+    plain memory, and of complex numbers, Call.add() comes back."""
+    cdef long level
     if not framework.checked:
         return False
-    if framework.strided is None or array.requires_grad or array.layout is not framework.strided:
+    if framework.is_neg is None or (array.requires_grad and framework.is_grad_enabled()):
         return True
-    return (array.is_neg() or array.is_conj()
-            or getattr(framework.forward_ad, "_current_level", 0) >= 0)
+    level = framework.forward_ad.get("_current_level", 0)
+    return level >= 0 or framework.is_neg(array)
 
 
 cdef const DLPackExchangeAPI* find_api(const DLPackExchangeAPI* api) noexcept:

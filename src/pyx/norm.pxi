@@ -43,7 +43,7 @@ cdef const DLTensor* gradient(Call call, str name, object out, bint wanted,
     """An optional output with the dtype of its parameter; NULL, and None in the result, where it
     is not wanted."""
     if not wanted and out is None:
-        call.outputs.append(None)
+        call.outputs += (None,)
         return NULL
     return call.output(name, out, ndim, shape, dtype)
 
