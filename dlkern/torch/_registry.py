@@ -27,7 +27,8 @@ _DEVICES = ("CPU", "CUDA")
 _AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(
     _C.DispatchKey.AutocastCUDA
 )
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
+_NO_TENSORS = frozenset((bool, int, float, str, type(None), torch.dtype))
 
 
 def register(rows: Sequence[Op]) -> None:
@@ -75,6 +76,9 @@ class Operator:
         """What may need the other operators."""
         gradient = Gradient(self, OPERATORS)
         self.function = function_of(self, gradient)
+        # The one in C: an eager call has nothing of what torch's in Python looks for.
+        in_c = vars(_C._FunctionBase)["apply"].__get__(None, self.function)
+        self.apply = self.function.apply if self.has_lists else in_c
         self.transformable = transformable_function_of(self, gradient)
         for key in _DEVICES:
             _LIBRARY.impl(self.name, self.forward, key)
@@ -89,7 +93,7 @@ class Operator:
     def __call__(self, *args: Any) -> Any:
         if _is_eager(args):
             if self._needs_grad(args):
-                return self._own(self.function.apply(None, *_filled(args, self.defaults)))
+                return self._own(self.apply(None, *_filled(args, self.defaults)))
             return self.forward(*args)
         if _is_transformed() and not self.has_lists and not self.is_mutable:
             # Gradients of torch.func do not come through the dispatcher.
@@ -246,10 +250,15 @@ def _is_eager(args: Sequence[Any]) -> bool:
     ):
         return False
     for a in args:
-        if isinstance(a, Tensor):
-            if type(a) not in _PLAIN_TYPES or a.is_meta:
+        kind = type(a)
+        if kind in _PLAIN_TYPES:
+            if a.is_meta:
                 return False
-        elif isinstance(a, list) and a and isinstance(a[0], Tensor) and not _is_eager(a):
+        elif kind in _NO_TENSORS:  # asking isinstance() takes as long as all the rest
+            continue
+        elif isinstance(a, Tensor) or (
+            isinstance(a, list) and a and isinstance(a[0], Tensor) and not _is_eager(a)
+        ):
             return False
     return True
 
