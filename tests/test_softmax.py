@@ -135,6 +135,21 @@ def test_edge_06_rows_of_infinities_and_nan(backend, dtype, op):
         np.testing.assert_array_equal(y[4], certain)
 
 
+@pytest.mark.parametrize("op", FORWARD)
+@pytest.mark.parametrize("n", [40, 700, 5000])
+def test_elements_far_below_zero_beside_minus_infinity(backend, dtype, op, n):
+    """Some threads have nothing but -inf, whose maximum is less than that of the row."""
+    x = np.full((2, n), -np.inf)
+    x[:, n // 2 :] = -300 + np.arange(n - n // 2) % 7
+    x = rounded(x, dtype)
+    expected = ORACLE[op](float64(x))
+    for options in ({}, {"causal": True}):
+        if options:
+            expected[0] = 0 if op == "softmax" else -np.inf
+            expected[0, : n - 1] = ORACLE[op](float64(x)[:1, : n - 1])
+        assert_close(FORWARD[op](backend.array(x), **options), expected, dtype, op)
+
+
 @pytest.mark.gpu
 def test_edge_15_more_than_2_31_elements(gpu_2_31):
     backend, x = gpu_2_31

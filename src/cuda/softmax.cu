@@ -11,7 +11,8 @@
 // softmax_masked.cu). Longer rows, and those of more than 32 KB that are not whole pieces of 16 bytes,
 // go through a block in chunks, twice; other rows are walked by one group of threads, twice
 // (prims/rows.cuh).
-// Maximum and sum come from one pass (online softmax). Bound by memory. Sums in float32 (float64 for
+// Maximum and sum come from one pass (online softmax), and where there are registers for them the
+// exponentials are computed once. Bound by memory. Sums in float32 (float64 for
 // float64), in an order fixed by n and by whether the axis is the last: a row's bits do not depend on
 // the other rows.
 //
@@ -40,8 +41,6 @@ struct Args {
   int64_t stride[N];  // along the axis
   Accumulator<T> scale;
 };
-
-constexpr int kBackwardItems = 8;  // pieces of a thread, of dy and of y, at most
 
 // ---- Gradient of an element --------------------------------------------------------------------
 
@@ -153,6 +152,25 @@ __global__ void __launch_bounds__(kMaxRowThreads)
 
 // ---- Rows in registers -------------------------------------------------------------------------
 
+// What the kernels are told of N tensors' rows.
+template <class T, int N, bool kPlain>
+struct HeldRows {
+  RowIndex<N, kPlain> rows;
+  int n, team_size;
+  Accumulator<T> scale;
+  bool log;
+  int align[N];
+
+  HeldRows(const Args<T, N>& args, const RowPlan& plan, bool log_, const int (&aligns)[N])
+      : rows(args.rows),
+        n(static_cast<int>(args.n)),
+        team_size(plan.size),
+        scale(args.scale),
+        log(log_) {
+    std::copy_n(aligns, N, align);
+  }
+};
+
 // y in place of x, of elements in registers. scale: of the logarithm.
 template <class T, int kItems, class Acc>
 __device__ __forceinline__ void normalize(RowPieces<T, kItems>& row, const SoftmaxExp<T>& exp,
@@ -164,21 +182,33 @@ __device__ __forceinline__ void normalize(RowPieces<T, kItems>& row, const Softm
     row.assign([&](T x, int) { return exp(static_cast<Acc>(x) - max) * factor; });
   }
 }
+// Whether there are registers for each element as a number of its own.
+template <class T, int kItems>
+inline constexpr bool kHoldsNumbers = sizeof(T) > 2 || kItems <= 4;
 
 template <class T, int kItems, bool kBlocks, bool kPlain>
 __global__ void __launch_bounds__(kRowThreads, kPlain || kItems <= 4 ? kRowBlocks<T> : 1)
-    softmax_registers_kernel(const T* x, T* y, const DLK_GRID_CONSTANT Args<T, 2> args, bool log_,
-                             int team_size, int align_x, int align_y) {
-  RowTeam<kBlocks> team(team_size);
+    softmax_registers_kernel(const T* x, T* y,
+                             const DLK_GRID_CONSTANT HeldRows<T, 2, kPlain> args) {
+  RowTeam<kBlocks> team(args.team_size);
   const bool there = team.row < args.rows.numel;
-  const int n = there ? static_cast<int>(args.n) : 0;
+  const int n = there ? args.n : 0;
   int64_t at[2];
-  row_offsets<kPlain>(args.rows, there ? team.row : 0, at);
+  args.rows.offsets(there ? team.row : 0, at);
   RowPieces<T, kItems> row;
-  row.template load<false, kPlain>(x + at[0], n, team, align_x, static_cast<T>(-INFINITY));
+  row.template load<false, kPlain>(x + at[0], n, team, args.align[0], static_cast<T>(-INFINITY));
   const SoftmaxExp<T> exp(args.scale);
-  normalize(row, exp, softmax_sums(team, row, exp), args.scale, log_);
-  row.template store<kPlain>(y + at[1], n, team, align_y);
+  if (kHoldsNumbers<T, kItems> && !args.log) [[likely]] {
+    Accumulator<T> v[row.kElements];
+#pragma unroll
+    for (int k = 0; k < row.kElements; ++k) v[k] = static_cast<Accumulator<T>>(row.get(k));
+    const auto all = exponentials<T>(team, exp, largest_of(row), v);
+    const auto factor = all.factor / all.sums.defined_sum();
+    row.assign([&](T, int k) { return v[k] * factor; });
+  } else {
+    normalize(row, exp, softmax_sums(team, row, exp), args.scale, args.log);
+  }
+  row.template store<kPlain>(y + at[1], n, team, args.align[1]);
 }
 
 // ---- Rows in registers, backward ---------------------------------------------------------------
@@ -219,22 +249,21 @@ __device__ __forceinline__ void differentiate(RowPieces<T, kItems>& dy,
 template <class T, int kItems, bool kBlocks, bool kPlain>
 __global__ void __launch_bounds__(kRowThreads, kItems <= 2 ? kRowBlocks<T> : 1)
     softmax_backward_registers_kernel(const T* dy, const T* y, T* dx,
-                                      const DLK_GRID_CONSTANT Args<T, 3> args, bool log_,
-                                      int team_size, int align_dy, int align_y, int align_dx) {
+                                      const DLK_GRID_CONSTANT HeldRows<T, 3, kPlain> args) {
   using Acc = Accumulator<T>;
-  RowTeam<kBlocks> team(team_size);
+  RowTeam<kBlocks> team(args.team_size);
   const bool there = team.row < args.rows.numel;
-  const int n = there ? static_cast<int>(args.n) : 0;
+  const int n = there ? args.n : 0;
   int64_t at[3];
-  row_offsets<kPlain>(args.rows, there ? team.row : 0, at);
-  const T left_out = static_cast<T>(log_ ? -INFINITY : 0.0f);
+  args.rows.offsets(there ? team.row : 0, at);
+  const T left_out = static_cast<T>(args.log ? -INFINITY : 0.0f);
   RowPieces<T, kItems> of_dy, of_y;
-  of_dy.template load<false, kPlain>(dy + at[0], n, team, align_dy, T(0.0f));
-  of_y.template load<false, kPlain>(y + at[1], n, team, align_y, left_out);
-  const Acc sum = team.reduce(sum_of(of_dy, of_y, log_), Sum{}, Acc(0));
+  of_dy.template load<false, kPlain>(dy + at[0], n, team, args.align[0], T(0.0f));
+  of_y.template load<false, kPlain>(y + at[1], n, team, args.align[1], left_out);
+  const Acc sum = team.reduce(sum_of(of_dy, of_y, args.log), Sum{}, Acc(0));
   of_dy.forget(), of_y.forget();
-  differentiate(of_dy, of_y, sum, args.scale, log_);
-  of_dy.template store<kPlain>(dx + at[2], n, team, align_dx);
+  differentiate(of_dy, of_y, sum, args.scale, args.log);
+  of_dy.template store<kPlain>(dx + at[2], n, team, args.align[2]);
 }
 
 // ---- Rows in chunks ----------------------------------------------------------------------------
@@ -301,17 +330,31 @@ int alignment(const Args<T, N>& args, const Tensor& t, int i) {
   return row_alignment(t.data, args.rows, i, sizeof(T));
 }
 
+// launch.operator()<kItems, kBlocks, kPlain>(plan, what the kernel is told).
+template <class T, int N, class F>
+void launch_registers(const Args<T, N>& args, bool log_, const Tensor* const (&tensors)[N],
+                      F&& launch) {
+  const RowPlan plan = plan_row(args.n, kPiece<T>);
+  int align[N];
+  for (int i = 0; i < N; ++i) align[i] = alignment(args, *tensors[i], i);
+  const bool plain =
+      rows_are_plain(args.rows, args.n, kPiece<T>, *std::min_element(align, align + N));
+  pick_row_kernel(plan, plain, [&]<int kItems, bool kBlocks, bool kPlain>() {
+    launch.template operator()<kItems, kBlocks, kPlain>(
+        plan, HeldRows<T, N, kPlain>(args, plan, log_, align));
+  });
+}
+
 template <class T>
 void launch_forward_registers(const SoftmaxForward& p, const Launch& launch) {
-  const auto args = args_of<T, 2>({&p.x, &p.y}, p.axis, p.scale);
-  const RowPlan plan = plan_row(args.n, kPiece<T>);
-  const int align_x = alignment(args, p.x, 0), align_y = alignment(args, p.y, 1);
-  const bool plain = rows_are_plain(args.rows, args.n, kPiece<T>, std::min(align_x, align_y));
-  const auto kernel = pick_row_kernel(plan, plain, [&]<int kItems, bool kBlocks, bool kPlain>() {
-    return softmax_registers_kernel<T, kItems, kBlocks, kPlain>;
-  });
-  launch_rows(kernel, plan, args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), args, p.log,
-              plan.size, align_x, align_y);
+  const Tensor* const tensors[] = {&p.x, &p.y};
+  const auto args = args_of<T, 2>(tensors, p.axis, p.scale);
+  launch_registers(args, p.log, tensors,
+                   [&]<int kItems, bool kBlocks, bool kPlain>(const RowPlan& plan,
+                                                              const HeldRows<T, 2, kPlain>& held) {
+                     launch_rows(softmax_registers_kernel<T, kItems, kBlocks, kPlain>, plan,
+                                 args.rows.numel, launch.stream, p.x.as<T>(), p.y.as<T>(), held);
+                   });
 }
 template <class T>
 void launch_forward_chunks(const SoftmaxForward& p, const Launch& launch) {
@@ -334,18 +377,15 @@ void launch_forward_walked(const SoftmaxForward& p, const Launch& launch) {
 
 template <class T>
 void launch_backward_registers(const SoftmaxBackward& p, const Launch& launch) {
-  const auto args = args_of<T, 3>({&p.dy, &p.y, &p.dx}, p.axis, p.scale);
-  const RowPlan plan = plan_row(args.n, kPiece<T>, kBackwardItems);
-  const int align_dy = alignment(args, p.dy, 0), align_y = alignment(args, p.y, 1),
-            align_dx = alignment(args, p.dx, 2);
-  const bool plain =
-      rows_are_plain(args.rows, args.n, kPiece<T>, std::min({align_dy, align_y, align_dx}));
-  const auto kernel =
-      pick_row_kernel<kBackwardItems>(plan, plain, [&]<int kItems, bool kBlocks, bool kPlain>() {
-        return softmax_backward_registers_kernel<T, kItems, kBlocks, kPlain>;
-      });
-  launch_rows(kernel, plan, args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(), p.dx.as<T>(),
-              args, p.log, plan.size, align_dy, align_y, align_dx);
+  const Tensor* const tensors[] = {&p.dy, &p.y, &p.dx};
+  const auto args = args_of<T, 3>(tensors, p.axis, p.scale);
+  launch_registers(args, p.log, tensors,
+                   [&]<int kItems, bool kBlocks, bool kPlain>(const RowPlan& plan,
+                                                              const HeldRows<T, 3, kPlain>& held) {
+                     launch_rows(softmax_backward_registers_kernel<T, kItems, kBlocks, kPlain>,
+                                 plan, args.rows.numel, launch.stream, p.dy.as<T>(), p.y.as<T>(),
+                                 p.dx.as<T>(), held);
+                   });
 }
 template <class T>
 void launch_backward_chunks(const SoftmaxBackward& p, const Launch& launch) {
@@ -390,9 +430,7 @@ constexpr Impl<SoftmaxForward> kForward[] = {
 };
 constexpr Impl<SoftmaxBackward> kBackward[] = {
     {"registers",
-     [](const SoftmaxBackward& p) {
-       return not_in_registers_or_odd({&p.dy, &p.y, &p.dx}, p.axis, kBackwardItems);
-     },
+     [](const SoftmaxBackward& p) { return not_in_registers_or_odd({&p.dy, &p.y, &p.dx}, p.axis); },
      nullptr,
      [](const SoftmaxBackward& p, const Launch& launch) {
        dispatch_floating(p.dy.dtype, [&]<class T>() { launch_backward_registers<T>(p, launch); });

@@ -130,19 +130,20 @@ __global__ void __launch_bounds__(kRowThreads)
   Acc largest = -INFINITY;
 #pragma unroll
   for (int k = 0; k < Row::kElements; ++k) largest = Larger()(largest, logit[k]);
-  const auto sums = softmax_sums(team, exp, largest, [&](Acc shift) {
-    Acc part = 0;
-#pragma unroll
-    for (int k = 0; k < Row::kElements; ++k) part += exp(logit[k] - shift);
-    return part;
-  });
-  const Acc sum = sums.defined_sum(), max = sums.max;
   // A row of nothing but -inf: 0, and -inf in the logarithm.
-  const Acc factor = sums.sum == 0 ? Acc(0) : args.log ? log(sum) : 1 / sum;
   if (args.log) {
-    row.assign([&](T, int k) { return logit[k] - max - factor; });
+    const auto sums = softmax_sums(team, exp, largest, [&](Acc shift) {
+      Acc part = 0;
+#pragma unroll
+      for (int k = 0; k < Row::kElements; ++k) part += exp(logit[k] - shift);
+      return part;
+    });
+    const Acc log_sum = sums.sum == 0 ? Acc(0) : log(sums.defined_sum());
+    row.assign([&](T, int k) { return logit[k] - sums.max - log_sum; });
   } else {
-    row.assign([&](T, int k) { return exp(logit[k] - max) * factor; });
+    const auto all = exponentials<T>(team, exp, largest, logit);
+    const Acc factor = all.sums.sum == 0 ? Acc(0) : all.factor / all.sums.defined_sum();
+    row.assign([&](T, int k) { return logit[k] * factor; });
   }
   row.store(args.y + at[1], n, team, args.align_y);
 }

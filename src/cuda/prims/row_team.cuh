@@ -87,6 +87,24 @@ __device__ __forceinline__ void row_offsets(const StridedIndex<N>& rows, int64_t
   }
 }
 
+// The same as a kernel's parameter: few bytes where the rows are one stride apart. Small problems wait
+// for each line of parameters.
+template <int N>
+struct PlainRows {
+  int64_t numel;
+  int64_t stride[N];
+
+  explicit PlainRows(const StridedIndex<N>& rows) : numel(rows.numel) {
+    for (int n = 0; n < N; ++n) stride[n] = rows.stride[n][0];
+  }
+  __device__ __forceinline__ void offsets(int64_t i, int64_t (&at)[N]) const {
+#pragma unroll
+    for (int n = 0; n < N; ++n) at[n] = i * stride[n];
+  }
+};
+template <int N, bool kPlain>
+using RowIndex = std::conditional_t<kPlain, PlainRows<N>, StridedIndex<N>>;
+
 // ---- Team --------------------------------------------------------------------------------------
 
 // The threads that share a row. kBlocks: a cluster's blocks are the team; else a block has one team
@@ -198,11 +216,12 @@ struct RowTeam {
 
 // ---- Launch ------------------------------------------------------------------------------------
 
-// f.operator()<kItems, kBlocks>() for a plan of at most kMostItems: f returns the kernel.
-template <int kMostItems = 8, class F>
+// f.operator()<kItems, kBlocks>() for a plan of at most kMostItems and at least kLeastItems: f returns
+// the kernel, or launches it.
+template <int kMostItems = 8, int kLeastItems = 2, class F>
 auto pick_row_kernel(const RowPlan& plan, F&& f) {
   if (plan.blocks() > 1) return f.template operator()<kMostItems, true>();
-  return plan.items == 2   ? f.template operator()<2, false>()
+  return plan.items == 2   ? f.template operator()<kLeastItems, false>()
          : plan.items == 4 ? f.template operator()<std::min(4, kMostItems), false>()
                            : f.template operator()<kMostItems, false>();
 }
@@ -210,14 +229,14 @@ auto pick_row_kernel(const RowPlan& plan, F&& f) {
 // The same of kernels that have instances, f.operator()<kItems, kBlocks, kPlain>(), for the plain
 // case, rows of whole pieces at multiples of 16 bytes and one stride apart: less code, which small
 // problems wait for.
-template <int kMostItems = 8, class F>
+template <int kMostItems = 8, int kLeastItems = 2, class F>
 auto pick_row_kernel(const RowPlan& plan, bool plain, F&& f) {
   if (plain) {
-    return pick_row_kernel<kMostItems>(plan, [&]<int kItems, bool kBlocks>() {
+    return pick_row_kernel<kMostItems, kLeastItems>(plan, [&]<int kItems, bool kBlocks>() {
       return f.template operator()<kItems, kBlocks, true>();
     });
   }
-  return pick_row_kernel<kMostItems>(plan, [&]<int kItems, bool kBlocks>() {
+  return pick_row_kernel<kMostItems, kLeastItems>(plan, [&]<int kItems, bool kBlocks>() {
     return f.template operator()<kItems, kBlocks, false>();
   });
 }

@@ -138,6 +138,31 @@ __device__ __forceinline__ SoftmaxSums<Accumulator<T>> softmax_sums(RowTeam<kBlo
   return sums;
 }
 
+// The same where each number v is to become its exponential, so that none is computed twice: v times
+// `factor` is exp(v - max) then.
+template <class Acc>
+struct Exponentials {
+  SoftmaxSums<Acc> sums;
+  Acc factor;
+};
+template <class T, int N, bool kBlocks>
+__device__ __forceinline__ Exponentials<Accumulator<T>> exponentials(RowTeam<kBlocks>& team,
+                                                                     const SoftmaxExp<T>& exp,
+                                                                     Accumulator<T> max,
+                                                                     Accumulator<T> (&v)[N]) {
+  using Acc = Accumulator<T>;
+  Acc from = 0;
+  const auto sums = softmax_sums(team, exp, max, [&](Acc shift) {
+    Acc sum = 0;
+    from = shift;
+#pragma unroll
+    for (int k = 0; k < N; ++k) sum += v[k] = exp(v[k] - shift);
+    return sum;
+  });
+  // Of a warp that has nothing but -inf, 0 stands for its maximum: that may be more than the row's.
+  return {sums, exp(fmin(from - sums.max, Acc(0)))};
+}
+
 // ---- Long rows, in chunks ----------------------------------------------------------------------
 
 // A block shares a row of any length, and holds a chunk of it at a time.
