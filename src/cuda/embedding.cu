@@ -1,5 +1,5 @@
 // Embedding and one-hot vectors: threads take units of up to 16 bytes of the result in order, as
-// strides and addresses allow, some of them at once. Bound by memory. An id that is out of range is
+// strides and addresses allow; what lies elsewhere in the table is shifted on its way. Bound by memory. An id that is out of range is
 // never used as an index: its row becomes NaN, its one-hot vector 0.
 #include "ops/embedding.h"
 
@@ -9,6 +9,7 @@
 #include "core/cast.h"
 #include "core/fast_index.h"
 #include "cuda/prims/gpu.h"
+#include "cuda/prims/row_pieces.cuh"
 #include "cuda/prims/vec.cuh"
 
 namespace dlkern {
@@ -16,8 +17,9 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kThreads = 256;
-constexpr int kUnroll = 4;  // units of a thread
+constexpr int kThreads = 128;
+constexpr int kUnroll = 2;                        // units of a thread
+constexpr int kHotThreads = 256, kHotUnroll = 4;  // the same of one-hot vectors
 
 struct Ids {
   const void* data;
@@ -56,7 +58,7 @@ struct Table {
 };
 
 template <class Unit, int kDims>
-__global__ void __launch_bounds__(kThreads, kDims < kMaxDims ? 4 : 2)
+__global__ void __launch_bounds__(kThreads, kDims < kMaxDims ? 8 : 4)
     embedding_kernel(Ids ids, Table<Unit> table, Unit* y,
                      DLK_GRID_CONSTANT const Rows<kDims> rows) {
   const int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x;
@@ -82,6 +84,43 @@ __global__ void __launch_bounds__(kThreads, kDims < kMaxDims ? 4 : 2)
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     if (inside[i]) y[to[i]] = v[i];
+  }
+}
+
+// Rows of neighbours at any addresses: a thread has aligned 16 bytes of y, cut out of the two of the
+// table that hold them. Where those are not all of the row, or of the table, they are copied by 2
+// bytes. `bytes` of a row; pitches and strides are in bytes too, and rows.length is the number of
+// aligned 16 bytes that a row of y may touch.
+template <int kDims>
+__global__ void __launch_bounds__(kThreads)
+    embedding_shifted_kernel(Ids ids, Table<uint4> table, char* y, int64_t bytes,
+                             DLK_GRID_CONSTANT const Rows<kDims> rows) {
+  const int64_t unit = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (unit >= rows.units) return;
+  const int64_t row = rows.length(unit);
+  int64_t at[2];
+  rows.index.offsets(row, at);
+  const int64_t id = ids[at[1]];
+  const bool found = id >= 0 && id < table.rows;
+  char* to = y + at[0];
+  const int64_t offset = 16 * (unit - row * rows.length.divisor()) - shift_of(to);
+  const auto* all = reinterpret_cast<const char*>(table.data);
+  const char* from = all + (found ? id : 0) * table.pitch + offset;
+  const char* aligned = from - shift_of(from);
+  const char* end = all + (table.rows - 1) * table.pitch + bytes;
+  uint32_t v[4] = {table.missing.x, table.missing.y, table.missing.z, table.missing.w};
+  if (offset >= 0 && offset + 16 <= bytes && aligned + 32 <= end) {
+    uint32_t low[4], high[4];
+    load_words(found, aligned, low), load_words(found, aligned + 16, high);
+    if (found) extract(low, high, shift_of(from), v);
+    return store_words(to + offset, v);
+  }
+#pragma unroll
+  for (int byte = 0; byte < 16; byte += 2) {
+    if (offset + byte < 0 || offset + byte >= bytes) continue;
+    const auto missing = static_cast<uint16_t>(v[byte / 4] >> 8 * (byte % 4));
+    *reinterpret_cast<uint16_t*>(to + offset + byte) =
+        found ? *reinterpret_cast<const uint16_t*>(from + byte) : missing;
   }
 }
 
@@ -128,9 +167,33 @@ void launch_embedding(const EmbeddingForward& p, StridedIndex<2> index, const La
   });
 }
 
+// Whether rows are of neighbours, and of more than a few 16 bytes.
+bool can_shift(const EmbeddingForward& p) {
+  const auto item = static_cast<int64_t>(dtype_size(p.y.dtype));
+  return p.columns() * item >= 64 && p.weight.strides[0] >= 0 && p.weight.strides[1] == 1 &&
+         p.y.strides[p.y.ndim - 1] == 1;
+}
+
+// Rows as bytes.
+void launch_shifted(const EmbeddingForward& p, StridedIndex<2> index, const Launch& launch) {
+  const auto item = static_cast<int64_t>(dtype_size(p.y.dtype));
+  for (int d = 0; d < index.ndim; ++d) index.stride[0][d] *= item;
+  const int64_t bytes = p.columns() * item;
+  const Table<uint4> table{p.weight.as<uint4>(), p.rows(), p.weight.strides[0] * item, 1,
+                           filled_with_nan<uint4>(p.y.dtype)};
+  dispatch_dims(fast_dims(index), [&]<int kDims>() {
+    const auto rows = rows_of<kDims>(index, ceil_div(bytes + 16 - item, int64_t{16}), 1);
+    launch_kernel(embedding_shifted_kernel<kDims>,
+                  static_cast<unsigned>(ceil_div(rows.units, kThreads)), kThreads, 0, launch.stream,
+                  Ids(p.ids), table, p.y.as<char>(), bytes, rows);
+  });
+}
+
 void run_embedding(const EmbeddingForward& p, const Launch& launch) {
   const StridedIndex<2> index = row_index(p.y, p.ids);
-  switch (unit_bytes(p, index)) {
+  const int bytes = unit_bytes(p, index);
+  if (bytes < 16 && can_shift(p)) return launch_shifted(p, index, launch);
+  switch (bytes) {
     case 2:
       return launch_embedding<uint16_t>(p, index, launch);
     case 4:
@@ -149,13 +212,13 @@ constexpr int kPack = 16 / static_cast<int>(sizeof(T));
 
 // y and ids are contiguous: packs of neighbours, which may lie in several rows.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kHotThreads, 4)
     one_hot_packs_kernel(Ids ids, T* y, int64_t items, FastDiv classes, T one) {
   constexpr int n = kPack<T>;
-  const int64_t first = int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x;
+  const int64_t first = int64_t{blockIdx.x} * kHotThreads * kHotUnroll + threadIdx.x;
 #pragma unroll
-  for (int i = 0; i < kUnroll; ++i) {
-    const int64_t begin = (first + i * kThreads) * n;
+  for (int i = 0; i < kHotUnroll; ++i) {
+    const int64_t begin = (first + i * kHotThreads) * n;
     if (begin >= items) break;
     int64_t row = classes(begin), c = begin - row * classes.divisor(), id = ids[row];
     Vec<T, n> v;
@@ -180,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 template <class T>
 __global__ void one_hot_kernel(Ids ids, T* y, DLK_GRID_CONSTANT const Rows<kMaxDims> rows, T one) {
-  const int64_t unit = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t unit = int64_t{blockIdx.x} * kHotThreads + threadIdx.x;
   if (unit >= rows.units) return;
   const int64_t row = rows.length(unit), c = unit - row * rows.length.divisor();
   int64_t at[2];
@@ -194,13 +257,14 @@ void launch_one_hot(const OneHot& p, const Launch& launch) {
   const int64_t items = p.y.numel();
   if (p.y.is_contiguous() && p.ids.is_contiguous() && is_aligned(p.y.data, 16)) {
     launch_kernel(one_hot_packs_kernel<T>,
-                  static_cast<unsigned>(ceil_div(items, kThreads * kUnroll * kPack<T>)), kThreads,
-                  0, launch.stream, Ids(p.ids), p.y.as<T>(), items, FastDiv(p.classes()), one);
+                  static_cast<unsigned>(ceil_div(items, kHotThreads * kHotUnroll * kPack<T>)),
+                  kHotThreads, 0, launch.stream, Ids(p.ids), p.y.as<T>(), items,
+                  FastDiv(p.classes()), one);
   } else {
     const auto rows =
         rows_of<kMaxDims>(row_index(p.y, p.ids), p.classes(), p.y.strides[p.y.ndim - 1]);
-    launch_kernel(one_hot_kernel<T>, static_cast<unsigned>(ceil_div(items, kThreads)), kThreads, 0,
-                  launch.stream, Ids(p.ids), p.y.as<T>(), rows, one);
+    launch_kernel(one_hot_kernel<T>, static_cast<unsigned>(ceil_div(items, kHotThreads)),
+                  kHotThreads, 0, launch.stream, Ids(p.ids), p.y.as<T>(), rows, one);
   }
 }
 

@@ -182,31 +182,53 @@ struct Statistics {
   }
 };
 
-#if defined(__CUDACC__)
-// The next row of dy, x and, where there is one, dresidual on its way to shared memory. Each thread
-// loads and reads its own pieces: there is nothing to synchronise.
-template <class T>
+// The next row of dy, x and, of plain rows, dresidual on its way to shared memory, by aligned 16
+// bytes. Of plain rows each thread loads and reads its own pieces, and there is nothing to
+// synchronise. Of rows anywhere (kAny) a piece is cut out of a thread's 16 bytes and the next one's,
+// which all threads of the block must have waited for.
+template <class T, bool kAny>
 struct NextRow {
-  uint4* slots;  // [turn][tensor][thread]
+#if defined(__CUDACC__)
+  uint4* slots;  // [tensor][turn][team][thread, and one more of kAny]
+  int rank, size, pitch;
 
-  __device__ NextRow() {
+  __device__ explicit NextRow(const RowTeam<false>& team) : rank(team.rank), size(team.size) {
     extern __shared__ uint4 shared_slots[];
-    slots = shared_slots + threadIdx.x;
+    const int shift = __popc(size - 1);  // size is 1 << shift
+    pitch = blockDim.x + (kAny ? blockDim.x >> shift : 0);
+    slots = shared_slots + threadIdx.x + (kAny ? threadIdx.x >> shift : 0);
   }
-  static size_t bytes(int threads, int tensors) { return sizeof(uint4) * 2 * tensors * threads; }
-  __device__ __forceinline__ uint4* slot(int turn, int tensor) const {
-    return slots + (2 * tensor + turn) * static_cast<int>(blockDim.x);
+  static size_t bytes(int threads, int team, int tensors) {
+    return sizeof(uint4) * 2 * tensors * (threads + (kAny ? threads / team : 0));
   }
   // Of the first n elements at `row`, or zeros.
-  __device__ __forceinline__ void load(int turn, int tensor, const T* row, int first, int n) const {
-    cp_async<16>(slot(turn, tensor), row + (first < n ? first : 0), first < n ? 16 : 0);
+  __device__ __forceinline__ void load(int turn, int tensor, const T* row, int n) const {
+    uint4* slot = slots + (2 * tensor + turn) * pitch;
+    const auto copy = [&](int number) {
+      const int at = number * 16 - (kAny ? shift_of(row) : 0),
+                left = n * static_cast<int>(sizeof(T)) - at;
+      cp_async<16>(slot + number - rank, reinterpret_cast<const char*>(row) + (left > 0 ? at : 0),
+                   left < 0    ? 0
+                   : left < 16 ? left
+                               : 16);
+    };
+    copy(rank);
+    if (kAny && rank == 0) copy(size);
   }
-  __device__ __forceinline__ OnePiece<T> read(int turn, int tensor) const {
-    const uint4 w = *slot(turn, tensor);
-    return {{{{w.x, w.y, w.z, w.w}}}};
+  // The thread's piece of the row at `row`.
+  __device__ __forceinline__ OnePiece<T> read(int turn, int tensor, const T* row) const {
+    const uint4* slot = slots + (2 * tensor + turn) * pitch;
+    const uint4 w = slot[0];
+    OnePiece<T> piece{{{{w.x, w.y, w.z, w.w}}}};
+    if constexpr (kAny) {
+      const uint4 v = slot[1];
+      const uint32_t low[4] = {w.x, w.y, w.z, w.w}, high[4] = {v.x, v.y, v.z, v.w};
+      extract(low, high, shift_of(row), piece.piece[0].word);
+    }
+    return piece;
   }
-};
 #endif
+};
 
 // share: 1 / n. partial: a row of sums for each block, or nullptr. kAny: rows at any strides and
 // addresses, loaded when their turn comes.
@@ -223,37 +245,36 @@ __global__ void __launch_bounds__(kMaxTeamThreads)
   Statistics<T> following(args, team.row);
   int turn = 0;
 #if defined(__CUDACC__)
-  const NextRow<T> next;
+  const NextRow<T, kAny> next(team);
   const auto load_next = [&](int64_t row, int at_turn) {
-    const int first = OnePiece<T>::place(team, 0), elements = row < rows ? n : 0;
+    const int elements = row < rows ? n : 0;
     int64_t at[4];
-    row_offsets<true>(args.elements.rows, row < rows ? row : 0, at);
-    next.load(at_turn, 0, args.dy + at[0], first, elements);
-    next.load(at_turn, 1, args.x + at[1], first, elements);
-    if (args.dresidual) next.load(at_turn, 2, args.dresidual + at[2], first, elements);
+    row_offsets<!kAny>(args.elements.rows, row < rows ? row : 0, at);
+    next.load(at_turn, 0, args.dy + at[0], elements);
+    next.load(at_turn, 1, args.x + at[1], elements);
+    if (!kAny && args.dresidual) next.load(at_turn, 2, args.dresidual + at[2], elements);
     cp_async_commit();
   };
-  if constexpr (!kAny) load_next(team.row, 0);
+  load_next(team.row, 0);
 #endif
   // As many turns for all threads of a block.
   for (int64_t first = team.first; first < rows; first += team.row_step, turn ^= 1) {
     const int64_t row = first + place;
     const int elements = row < rows ? n : 0;
-    const Statistics<T> of = kAny ? Statistics<T>(args, row) : following;
+    const Statistics<T> of = following;
     int64_t at[4];
     row_offsets<!kAny>(args.elements.rows, row < rows ? row : 0, at);
     OnePiece<T> dy, x, dresidual;
-    if constexpr (kAny) {
-      dy.template load<true>(args.dy + at[0], elements, team, align.dy, T(0.0f));
-      x.template load<true>(args.x + at[1], elements, team, align.x, T(0.0f));
-    } else {
 #if defined(__CUDACC__)
-      load_next(row + team.row_step, turn ^ 1);
-      cp_async_wait<1>();
-      dy = next.read(turn, 0), x = next.read(turn, 1);
+    load_next(row + team.row_step, turn ^ 1);
+    cp_async_wait<1>();
+    if (kAny) __syncthreads();
+    dy = next.read(turn, 0, args.dy + at[0]), x = next.read(turn, 1, args.x + at[1]);
+#else
+    dy.load(args.dy + at[0], elements, team, align.dy, T(0.0f));
+    x.load(args.x + at[1], elements, team, align.x, T(0.0f));
 #endif
-    }
-    if constexpr (!kAny) following = Statistics<T>(args, row + team.row_step);
+    following = Statistics<T>(args, row + team.row_step);
     Pair<Acc> sums = columns.add(dy, x, of.mean, of.rstd);
     if constexpr (kAny) dy.forget(), x.forget();
     sums = team.reduce(sums, Sum{}, Pair<Acc>{0, 0});
@@ -263,11 +284,11 @@ __global__ void __launch_bounds__(kMaxTeamThreads)
                                     align.dresidual, T(0.0f));
     } else {
 #if defined(__CUDACC__)
-      dresidual = args.dresidual ? next.read(turn, 2) : OnePiece<T>{};
+      dresidual = args.dresidual ? next.read(turn, 2, nullptr) : OnePiece<T>{};
 #endif
     }
     columns.gradient(dy, x, dresidual, of.mean, of.rstd, average);
-    x.template store<!kAny>(args.dx + at[3], elements, team, align.dx);
+    x.template store<!kAny, true>(args.dx + at[3], elements, team, align.dx);
   }
   if (partial) columns.store(team, 0, n, partial + int64_t{blockIdx.x} * n);
 }
@@ -437,7 +458,8 @@ void launch_registers(const RowNormBackward& p, const Launch& launch) {
   } else {
     size_t shared_bytes = 0;
 #if defined(__CUDACC__)
-    if (!kAny) shared_bytes = NextRow<T>::bytes(plan.threads, args.dresidual ? 3 : 2);
+    const int tensors = !kAny && args.dresidual ? 3 : 2;
+    shared_bytes = NextRow<T, kAny>::bytes(plan.threads, plan.team, tensors);
 #endif
     launch_kernel(row_norm_backward_registers_kernel<T, kAny>, static_cast<unsigned>(plan.blocks),
                   plan.threads, shared_bytes, launch.stream, args, weight, share, plan.team, align,

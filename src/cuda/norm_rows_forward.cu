@@ -167,7 +167,7 @@ struct RowMath {
 // registers.
 template <bool kWhole, class T, int kItems, bool kBlocks>
 __device__ __forceinline__ void add_row(RowPieces<T, kItems>& row, const T* from, int n,
-                                        const RowTeam<kBlocks>& team, int align) {
+                                        const RowTeam<kBlocks>& team, int align, const T* end) {
   using Acc = Accumulator<T>;
   constexpr int kGroup = kItems == 8 ? 2 : kItems;
   const int step = kGroup * kPiece<T> * team.size;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void add_row(RowPieces<T, kItems>& row, const T* from
   for (int group = 0; group < kItems / kGroup; ++group) {
     RowPieces<T, kGroup> other;
     other.template load<!kWhole, kWhole>(from + group * step, n - group * step, team, align,
-                                         T(0.0f));
+                                         T(0.0f), end);
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
       row.assign(group * kGroup + i, [&](T v, int k) {
@@ -200,55 +200,80 @@ __device__ __forceinline__ void scaled_results(const RowPieces<T, kItems>& row, 
   }
 }
 
-struct Aligns {
-  int x, residual, residual_out, y;
+template <class T>
+struct RegisterArgs {
+  Args<T> all;
+  RowParameter<T> weight, bias;
+  Accumulator<T> share;  // 1 / n
+  int team_size;
+  struct {
+    int x, residual, residual_out, y;
+  } align;
+  const T *x_end, *residual_end;  // of all rows
 };
 
-// Rows at any strides and addresses. share: 1 / n.
-template <class T, int kItems, bool kBlocks>
-__global__ void __launch_bounds__(kRowThreads, (kItems >= 4 ? 1 : kRowBlocks<T>))
-    row_norm_forward_registers_kernel(const Args<T> args, RowParameter<T> weight,
-                                      RowParameter<T> bias, Accumulator<T> share, int team_size,
-                                      Aligns align) {
+// kMore: a residual, float8, parameters of any type and place; else the common case, which fits half
+// of the registers.
+template <class T, int kItems, bool kBlocks, bool kMore>
+__global__ void __launch_bounds__(kRowThreads, (kMore || kItems == 8 || sizeof(T) == 8 ? 1 : 2))
+    row_norm_forward_registers_kernel(DLK_GRID_CONSTANT const RegisterArgs<T> registers) {
   using Acc = Accumulator<T>;
-  RowTeam<kBlocks> team(team_size);
+  const Args<T>& args = registers.all;
+  RowTeam<kBlocks> team(registers.team_size);
   const bool there = team.row < args.elements.rows.numel;
   const int n = static_cast<int>(args.elements.row.numel), elements = there ? n : 0;
   int64_t at[4];
-  args.elements.rows.offsets(there ? team.row : 0, at);
+  row_offsets<!kMore>(args.elements.rows, there ? team.row : 0, at);
   RowPieces<T, kItems> row;
-  row.template load<true>(args.x + at[0], elements, team, align.x, T(0.0f));
   RowMath<T> math;
-  if (!args.rms && there) math.shift = finite_or_zero(static_cast<Acc>(args.sum_at(at)));
-  if (args.residual) add_row<false>(row, args.residual + at[1], elements, team, align.residual);
-  math.template take<false>(team, row, elements, args.rms, share, static_cast<Acc>(args.eps),
-                            static_cast<Acc>(weight.data ? args.weight_offset : 0));
+  row.load(args.x + at[0], elements, team, registers.align.x, T(0.0f), registers.x_end);
+  if (!args.rms) {
+    const T first = kMore ? args.sum_at(at) : args.x[at[0]];
+    math.shift = finite_or_zero(static_cast<Acc>(first));
+  }
+  if (kMore && args.residual) {
+    add_row<false>(row, args.residual + at[1], elements, team, registers.align.residual,
+                   registers.residual_end);
+  }
+  math.template take<false>(team, row, elements, args.rms, registers.share,
+                            static_cast<Acc>(args.eps),
+                            static_cast<Acc>(args.weight ? args.weight_offset : 0));
   // In place of x or residual: all have read the row.
-  if (args.residual_out) {
-    row.store(args.residual_out + at[2], elements, team, align.residual_out);
+  if (kMore && args.residual_out) {
+    row.template store<false, true>(args.residual_out + at[2], elements, team,
+                                    registers.align.residual_out);
   }
   float largest = 0;
-  const float scale = args.float8 ? args.scale() : 1.0f;
+  const bool float8 = kMore && args.float8;
+  const float scale = float8 ? args.scale() : 1.0f;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
+    if (kMore || i % 2 == 0) team.forget();
     Acc w[kPiece<T>], b[kPiece<T>];
     const int first = row.place(team, i * kPiece<T>);
-    weight.load(first, n, 1, w), bias.load(first, n, 0, b);
-    if constexpr (sizeof(T) < 8) {
-      if (args.float8) {
+    registers.weight.template load<kMore>(first, n, 1, w);
+    registers.bias.template load<kMore>(first, n, 0, b);
+    if constexpr (kMore && sizeof(T) < 8) {
+      if (float8) {
         float v[kPiece<T>];
         scaled_results(row, i, math, w, b, scale, elements - first, largest, v);
-        store_float8(v, static_cast<uint8_t*>(args.y) + at[3] + first, elements - first, align.y,
-                     args.y_dtype == DType::kFloat8E5M2);
+        store_float8(v, static_cast<uint8_t*>(args.y) + at[3] + first, elements - first,
+                     registers.align.y, args.y_dtype == DType::kFloat8E5M2);
         continue;
       }
     }
     row.assign(i, [&](T v, int k) { return math.result(v, w[k % kPiece<T>], b[k % kPiece<T>]); });
   }
-  if (args.largest) largest = team.reduce(largest, Max{}, 0.0f);
-  if (!args.float8) row.store(static_cast<T*>(args.y) + at[3], elements, team, align.y);
-  if (there && team.rank == 0) {
+  if (kMore && args.largest) largest = team.reduce(largest, Max{}, 0.0f);
+  if (!float8)
+    row.template store<false, true>(static_cast<T*>(args.y) + at[3], elements, team,
+                                    registers.align.y);
+  if (!there || team.rank != 0) return;
+  if constexpr (kMore) {
     args.finish_row(team.row, math.shift + math.mean, math.rstd, largest);
+  } else {
+    if (args.mean) static_cast<Acc*>(args.mean.data)[team.row] = math.shift + math.mean;
+    if (args.rstd) static_cast<Acc*>(args.rstd.data)[team.row] = math.rstd;
   }
 }
 
@@ -287,7 +312,7 @@ __global__ void __launch_bounds__(kRowThreads, (kItems == 8 ? 1 : kRowBlocks<T>)
       first = static_cast<Acc>(static_cast<T>(first + static_cast<Acc>(*residual)));
     math.shift = finite_or_zero(first);
   }
-  if (args.residual) add_row<true>(row, residual, elements, team, 16);
+  if (args.residual) add_row<true>(row, residual, elements, team, 16, residual);
   math.template take<true>(team, row, elements, args.rms, args.share, args.eps, args.weight_offset);
   // In place of x or residual: all have read the row.
   if (args.residual_out) {
@@ -447,25 +472,54 @@ void launch_plain(const Args<T>& args, const RowPlan& plan, void* stream) {
   launch_rows(kernel, plan, rows.numel, stream, plain);
 }
 
+// Whether a problem is the common one: rows at one stride, x to y, with a weight and perhaps a bias
+// of x's type; statistics beside one another.
+template <class T>
+bool is_common(const RegisterArgs<T>& registers) {
+  const Args<T>& args = registers.all;
+  const auto of_x = [](const RowParameter<T>& p) {
+    return !p.data || (p.vector && (!p.wide || sizeof(T) == sizeof(Accumulator<T>)));
+  };
+  const auto beside = [](const MixedView<T>& view) {
+    return !view || (view.wide && view.index.is_flat());
+  };
+  return args.elements.rows.ndim <= 1 && !args.residual && !args.residual_out && !args.float8 &&
+         !args.largest && args.weight && of_x(registers.weight) && of_x(registers.bias) &&
+         beside(args.mean) && beside(args.rstd);
+}
+
+template <class T>
+void launch_anywhere(const RowNormForward& p, const Args<T>& args, const RowPlan& plan,
+                     void* stream) {
+  const auto& rows = args.elements.rows;
+  const int64_t n = args.elements.row.numel;
+  const auto align = [&](const Tensor& t, int number) {
+    return row_alignment(t.data, rows, number, static_cast<int>(dtype_size(t.dtype)));
+  };
+  const RegisterArgs<T> registers{
+      args,
+      RowParameter<T>(args.weight),
+      RowParameter<T>(args.bias),
+      1 / static_cast<Accumulator<T>>(n),
+      plan.size,
+      {align(p.x, 0), align(p.residual, 1), align(p.residual_out, 2), align(p.y, 3)},
+      end_of_rows(args.x, rows, 0, n),
+      end_of_rows(args.residual, rows, 1, n)};
+  const bool more = sizeof(T) == 8 || !is_common(registers);
+  const auto kernel = pick_row_kernel(plan, more, [&]<int kItems, bool kBlocks, bool kMore>() {
+    return row_norm_forward_registers_kernel < T, kItems, kBlocks, kMore || sizeof(T) == 8 > ;
+  });
+  launch_rows(kernel, plan, rows.numel, stream, registers);
+}
+
 template <class T>
 void launch_forward_registers(const RowNormForward& p, const Launch& launch) {
   launch_with_amax<T>(p, launch, [&](const Args<T>& args) {
-    const auto& rows = args.elements.rows;
     const RowPlan plan = plan_row(args.elements.row.numel, kPiece<T>);
     if constexpr (sizeof(T) < 8) {
       if (is_plain(p, args)) return launch_plain(args, plan, launch.stream);
     }
-    const auto kernel = pick_row_kernel(plan, [&]<int kItems, bool kBlocks>() {
-      return row_norm_forward_registers_kernel<T, kItems, kBlocks>;
-    });
-    const int y_bytes = static_cast<int>(dtype_size(p.y.dtype));
-    const Aligns align{row_alignment(p.x.data, rows, 0, sizeof(T)),
-                       row_alignment(p.residual.data, rows, 1, sizeof(T)),
-                       row_alignment(p.residual_out.data, rows, 2, sizeof(T)),
-                       row_alignment(p.y.data, rows, 3, y_bytes)};
-    launch_rows(kernel, plan, rows.numel, launch.stream, args, RowParameter<T>(args.weight),
-                RowParameter<T>(args.bias),
-                1 / static_cast<Accumulator<T>>(args.elements.row.numel), plan.size, align);
+    launch_anywhere(p, args, plan, launch.stream);
   });
 }
 

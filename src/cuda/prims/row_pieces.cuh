@@ -3,6 +3,8 @@
 // loaded and stored by the aligned 16 bytes around them.
 #pragma once
 
+#include <algorithm>
+
 #include "core/float8.h"
 #include "core/mixed.h"
 #include "cuda/prims/gpu.h"
@@ -123,7 +125,21 @@ __device__ __forceinline__ void store_words(void* p, const uint32_t (&w)[4]) {
 #endif
 }
 
+// Bytes between the multiple of 16 before p and p.
+__device__ __forceinline__ int shift_of(const void* p) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(p) % 16);
+}
+
 // ---- A row -------------------------------------------------------------------------------------
+
+// Where the last of all rows of n neighbours ends.
+template <class T, int N>
+const T* end_of_rows(const T* data, const StridedIndex<N>& rows, int tensor, int64_t n) {
+  for (int d = 0; d < rows.ndim; ++d) {
+    data += std::max<int64_t>((rows.shape[d] - 1) * rows.stride[tensor][d], 0);
+  }
+  return data + n;
+}
 
 // A row's elements of this thread. All threads of the block must call load and store; a team without
 // a row has one of n = 0.
@@ -193,10 +209,11 @@ struct RowPieces {
 
   // Elements behind the row's end are `fill`. All loads are on their way before the first is waited
   // for. kOnce: the first-level cache is left to others. kWhole: it is known that rows begin at
-  // multiples of 16 bytes and are whole pieces.
+  // multiples of 16 bytes and are whole pieces. What lies between the row and `end`, where its tensor
+  // ends, may be read along; and so may what is in the same aligned 16 bytes before the row.
   template <bool kOnce = false, bool kWhole = false, bool kBlocks>
-  __device__ __forceinline__ void load(const T* row, int n, RowTeam<kBlocks> team, int align,
-                                       T fill) {
+  __device__ __forceinline__ void load(const T* row, int n, const RowTeam<kBlocks>& team, int align,
+                                       T fill, const T* end) {
 #pragma unroll
     for (int k = 0; k < kElements; ++k) set(k, fill);
     if (kWhole || (align == 16 && n % kPiece<T> == 0)) {
@@ -206,10 +223,17 @@ struct RowPieces {
         load_words<kOnce>(first < n, row + first, piece[i].word);
       }
     } else {
-      load_shifted(row, n, team);
+      load_shifted(row, n, team, fill, end);
     }
   }
-  template <bool kWhole = false, bool kBlocks>
+  template <bool kOnce = false, bool kWhole = false, bool kBlocks>
+  __device__ __forceinline__ void load(const T* row, int n, const RowTeam<kBlocks>& team, int align,
+                                       T fill) {
+    load<kOnce, kWhole>(row, n, team, align, fill, row + n);
+  }
+  // kLinked: warps of a row hand over what lies on their borders, for two barriers; else those are
+  // stored one by one.
+  template <bool kWhole = false, bool kLinked = false, bool kBlocks>
   __device__ __forceinline__ void store(T* row, int n, RowTeam<kBlocks> team, int align) const {
     if (kWhole || align == 16) {
 #pragma unroll
@@ -219,10 +243,8 @@ struct RowPieces {
       }
       if (kWhole || n % kPiece<T> == 0) return;
     }
-    const int shift = align == 16 ? 0 : shift_of(row), lane = threadIdx.x % kWarpSize;
-    // There is a lane for the piece before this one, and for the one behind it.
-    const bool follows = lane > 0 && team.rank > 0;
-    const bool followed = lane + 1 < kWarpSize && team.rank + 1 < team.size;
+    const int shift = align == 16 ? 0 : shift_of(row);
+    const EdgePieces edges(*this, team, kLinked);
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       team.forget();
@@ -230,8 +252,13 @@ struct RowPieces {
       // Of the aligned 16 bytes in which the piece begins, and of those in which it ends, where that
       // are others: whether they are the row's and a thread has all of them.
       const int left = (n - first) * kSize + shift - 16;
-      const bool begin = (follows || shift == 0) && left >= 0, end = followed && left >= 16;
-      if (align != 16) store_shifted(row + first, shift, i, begin);
+      const bool begin = (edges.follows(i) || shift == 0) && left >= 0;
+      const bool end = edges.followed() && left >= 16;
+      if (align != 16) {
+        uint32_t w[4];
+        edges.window(*this, i, shift, w);
+        if (begin) store_words(reinterpret_cast<char*>(row + first) - shift, w);
+      }
       if (first < n && !(begin && (end || shift == 0))) {
         Piece<T> now = piece[i];
         now.forget();
@@ -247,61 +274,113 @@ struct RowPieces {
  private:
   static constexpr int kSize = sizeof(T);
 
-  // Bytes between the multiple of 16 before the row and its first element: those before each piece.
-  static __device__ __forceinline__ int shift_of(const T* row) {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16);
-  }
-
-  // Pieces are cut out of the two aligned 16 bytes that hold them, where those are of the row, four
-  // pieces at a time: more would take too many registers.
+  // Pieces are cut out of the two aligned 16 bytes that hold them, four pieces at a time: more would
+  // take too many registers. Where those end behind `end`, elements are loaded one by one.
   template <bool kBlocks>
-  __device__ __forceinline__ void load_shifted(const T* row, int n, RowTeam<kBlocks> team) {
+  __device__ __forceinline__ void load_shifted(const T* row, int n, RowTeam<kBlocks> team, T fill,
+                                               const T* end) {
     constexpr int kGroup = kItems < 4 ? kItems : 4;
-    const int shift = shift_of(row);
-    const auto whole = [=](int first) {
-      return first * kSize >= shift && first * kSize - shift + 32 <= n * kSize;
-    };
+    const int shift = shift_of(row), bytes = n * kSize;
+    const int64_t behind = (end - (row + n)) * kSize;
+    const int readable = bytes + static_cast<int>(behind < 16 ? behind : 16);
+    // Whether the aligned 16 bytes at `offset` from the row have elements of it, and may be read.
+    const auto needed = [=](int offset) { return offset < bytes; };
+    const auto inside = [=](int offset) { return offset + 16 <= readable; };
 #pragma unroll
     for (int group = 0; group < kItems; group += kGroup) {
       team.forget();
       uint32_t low[kGroup][4] = {}, high[kGroup][4] = {};
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        const int first = place(team, (group + i) * kPiece<T>);
-        const char* at = reinterpret_cast<const char*>(row + first) - shift;
-        load_words(whole(first), at, low[i]);
-        load_words(whole(first), at + 16, high[i]);
+        const int at = place(team, (group + i) * kPiece<T>) * kSize - shift;
+        const char* from = reinterpret_cast<const char*>(row) + at;
+        load_words(needed(at) && inside(at), from, low[i]);
+        load_words(needed(at + 16) && inside(at + 16), from + 16, high[i]);
       }
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         Piece<T>& p = piece[group + i];
-        if (whole(place(team, (group + i) * kPiece<T>))) extract(low[i], high[i], shift, p.word);
+        if (needed(place(team, (group + i) * kPiece<T>) * kSize - shift)) {
+          extract(low[i], high[i], shift, p.word);
+        }
         p.forget();
       }
     }
+    if (n % kPiece<T> == 0 && (bytes + shift + 15) / 16 * 16 - shift <= readable) return;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       team.forget();
-      const int first = place(team, i * kPiece<T>);
-      if (first < n && !whole(first)) {
+      const int first = place(team, i * kPiece<T>), at = first * kSize - shift;
+      const bool whole = inside(at) && (!needed(at + 16) || inside(at + 16));
+      if (whole && first + kPiece<T> <= n) continue;
 #pragma unroll
-        for (int e = 0; e < kPiece<T>; ++e) {
-          if (first + e < n) piece[i].set(e, row[first + e]);
+      for (int e = 0; e < kPiece<T>; ++e) {
+        if (first + e >= n) {
+          piece[i].set(e, fill);
+        } else if (!whole) {
+          piece[i].set(e, row[first + e]);
         }
       }
     }
   }
-  // The aligned 16 bytes in which piece i, at `p`, begins: they begin in that of the lane before.
-  // All lanes of a warp must call it.
-  __device__ __forceinline__ void store_shifted(T* p, int shift, int i, bool wanted) const {
-    uint32_t before[4], w[4];
+
+  // The pieces before a thread's, for the aligned 16 bytes that begin in those. Of the lane before
+  // by a shuffle; a warp's first lane has them from shared memory, where teams are of whole warps.
+  // All threads of the block must construct it.
+  struct EdgePieces {
+    static constexpr int kWarps = kMaxTeamThreads / kRowLanes;
+    const uint4 (*last)[kWarps];  // of the block's warps, by number
+    int lane, warp, rank, size, warps;
+    bool linked, crosses;  // warps of the team; its blocks' first and last threads
+
+    template <bool kBlocks>
+    __device__ __forceinline__ EdgePieces(const RowPieces& row, const RowTeam<kBlocks>& team,
+                                          bool link)
+        : lane(threadIdx.x % kWarpSize),
+          warp(threadIdx.x / kWarpSize),
+          rank(team.rank),
+          size(team.size),
+          warps(team.size / kWarpSize),
+          linked(link && team.size >= kWarpSize) {
+      __shared__ uint4 slots[kItems][kWarps];
+      last = slots;
+      crosses = kBlocks;
+      if (!linked) return;
+      __syncthreads();  // the previous call's reads are over
+      if (lane + 1 == kWarpSize) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) before[k] = shuffle_up(piece[i].word[k]);
-    extract(before, piece[i].word, (16 - shift) % 16, w);
+        for (int i = 0; i < kItems; ++i) {
+          const uint32_t(&w)[4] = row.piece[i].word;
+          slots[i][warp] = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+      }
+      __syncthreads();
+    }
+    // The thread has the piece before its i-th, and another one the piece behind it.
+    __device__ __forceinline__ bool follows(int i) const {
+      if (lane > 0) return rank > 0;
+      return linked && (crosses ? warp > 0 : rank > 0 || i > 0);
+    }
+    __device__ __forceinline__ bool followed() const {
+      if (lane + 1 < kWarpSize) return rank + 1 < size;
+      return linked && !(crosses && threadIdx.x + 1 == blockDim.x);
+    }
+    // The 16 bytes that end `shift` bytes before piece i does. All lanes of a warp must call it.
+    __device__ __forceinline__ void window(const RowPieces& row, int i, int shift,
+                                           uint32_t (&w)[4]) const {
+      const Piece<T>& piece = row.piece[i];
+      uint32_t before[4], cut[4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) w[k] = shift == 0 ? piece[i].word[k] : w[k];
-    if (wanted) store_words(reinterpret_cast<char*>(p) - shift, w);
-  }
+      for (int k = 0; k < 4; ++k) before[k] = shuffle_up(piece.word[k]);
+      if (lane == 0 && follows(i)) {
+        const uint4 v = rank > 0 ? last[i][warp - 1] : last[i - 1][warp + warps - 1];
+        before[0] = v.x, before[1] = v.y, before[2] = v.z, before[3] = v.w;
+      }
+      extract(before, piece.word, (16 - shift) % 16, cut);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) w[k] = shift == 0 ? piece.word[k] : cut[k];
+    }
+  };
 };
 
 // ---- Values beside the rows --------------------------------------------------------------------
@@ -321,21 +400,24 @@ struct RowParameter {
         wide(view.wide),
         vector(reinterpret_cast<uintptr_t>(view.data) % 16 == 0) {}
 
-  // Those of the piece that begins at column `first`; `absent` behind the last.
+  // Those of the piece that begins at column `first`; `absent` behind the last. kAny: else it is a
+  // `vector` of type T or absent.
+  template <bool kAny = true>
   __device__ __forceinline__ void load(int first, int n, Acc absent, Acc (&v)[kPiece<T>]) const {
     const auto* wides = static_cast<const Acc*>(data) + first;
     const auto* narrows = static_cast<const T*>(data) + first;
+    const bool of_acc = kAny && wide;
     if (!data) {
 #pragma unroll
       for (int e = 0; e < kPiece<T>; ++e) v[e] = absent;
       return;
     }
-    if (!vector || first + kPiece<T> > n) {
+    if ((kAny && !vector) || first + kPiece<T> > n) {
 #pragma unroll
       for (int e = 0; e < kPiece<T>; ++e) {
-        v[e] = first + e >= n ? absent : wide ? wides[e] : static_cast<Acc>(narrows[e]);
+        v[e] = first + e >= n ? absent : of_acc ? wides[e] : static_cast<Acc>(narrows[e]);
       }
-    } else if (wide) {
+    } else if (of_acc) {
 #pragma unroll
       for (int e = 0; e < kPiece<T>; e += kPiece<Acc>) take(wides + e, v + e);
     } else {

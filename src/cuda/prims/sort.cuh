@@ -3,7 +3,8 @@
 //
 // Passes of 6 bits from the lowest on. In each of them a block counts the digits of its tile, one
 // block turns all counts into places (digit by digit, tile by tile), and each block moves its tile:
-// a thread has some consecutive keys, and counts of its own for each digit.
+// a thread has some consecutive keys, and counts of its own for each digit. Keys of one tile are
+// sorted by one block at once.
 #pragma once
 
 #include <cstdint>
@@ -77,21 +78,16 @@ struct DigitTable {
   }
 };
 
-// values_in == nullptr: the value of key i is i.
-static __global__ void __launch_bounds__(kThreads)
-    move_keys_kernel(const uint32_t* keys_in, const int* values_in, int64_t count, int shift,
-                     const int* places, uint32_t* keys_out, int* values_out) {
-  __shared__ DigitTable table;
-  __shared__ int quarters[kDigits][4];
+// Makes of each digit's count of a thread the number of the tile's keys with this digit that threads
+// before it have; of_digit[digit] becomes that of the whole tile. A thread has the first `mine` keys.
+__device__ __forceinline__ void count_before(const uint32_t (&keys)[kKeys], int64_t mine, int shift,
+                                             DigitTable& table, int (&quarters)[kDigits][4],
+                                             int (&of_digit)[kDigits]) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t begin = int64_t{blockIdx.x} * kTile + thread * kKeys;
-  uint32_t keys[kKeys];
-#pragma unroll
-  for (int i = 0; i < kKeys; ++i) keys[i] = begin + i < count ? keys_in[begin + i] : 0;
   for (int d = 0; d < kDigits; ++d) table.at(d, thread) = 0;
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
-    if (begin + i < count) ++table.at(digit_of(keys[i], shift), thread);
+    if (i < mine) ++table.at(digit_of(keys[i], shift), thread);
   }
   __syncthreads();
   // Four threads for each digit make sums of its counts.
@@ -102,12 +98,27 @@ static __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   int before = 0;
   for (int q = 0; q < quarter; ++q) before += quarters[digit][q];
+  if (quarter == 3) of_digit[digit] = before + sum;
   for (int t = 0; t < DigitTable::kQuarter; ++t) {
     const int c = table.at(digit, first + t);
     table.at(digit, first + t) = static_cast<uint16_t>(before);
     before += c;
   }
   __syncthreads();
+}
+
+// values_in == nullptr: the value of key i is i.
+static __global__ void __launch_bounds__(kThreads)
+    move_keys_kernel(const uint32_t* keys_in, const int* values_in, int64_t count, int shift,
+                     const int* places, uint32_t* keys_out, int* values_out) {
+  __shared__ DigitTable table;
+  __shared__ int quarters[kDigits][4], of_digit[kDigits];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t begin = int64_t{blockIdx.x} * kTile + thread * kKeys;
+  uint32_t keys[kKeys];
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) keys[i] = begin + i < count ? keys_in[begin + i] : 0;
+  count_before(keys, count - begin, shift, table, quarters, of_digit);
 #pragma unroll
   for (int i = 0; i < kKeys; ++i) {
     if (begin + i >= count) break;
@@ -115,6 +126,51 @@ static __global__ void __launch_bounds__(kThreads)
     const int to = places[d * gridDim.x + blockIdx.x] + table.at(d, thread)++;
     keys_out[to] = keys[i];
     values_out[to] = values_in ? values_in[begin + i] : static_cast<int>(begin + i);
+  }
+}
+
+// All passes over one tile, by one block.
+static __global__ void __launch_bounds__(kThreads)
+    sort_tile_kernel(const uint32_t* keys_in, int count, int passes, uint32_t* keys_out,
+                     int* values_out) {
+  __shared__ DigitTable table;
+  __shared__ int quarters[kDigits][4], of_digit[kDigits];
+  __shared__ uint32_t moved_keys[kTile];
+  __shared__ uint16_t moved_values[kTile];
+  const int thread = static_cast<int>(threadIdx.x), begin = thread * kKeys;
+  uint32_t keys[kKeys];
+  int values[kKeys];
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    keys[i] = begin + i < count ? keys_in[begin + i] : 0;
+    values[i] = begin + i;
+  }
+  for (int pass = 0; pass < passes; ++pass) {
+    const int shift = pass * kBits;
+    count_before(keys, count - begin, shift, table, quarters, of_digit);
+    int before = 0;
+    if (thread < kDigits) {
+      for (int d = 0; d < thread; ++d) before += of_digit[d];
+    }
+    __syncthreads();
+    if (thread < kDigits) of_digit[thread] = before;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      if (begin + i >= count) break;
+      const int d = digit_of(keys[i], shift), to = of_digit[d] + table.at(d, thread)++;
+      moved_keys[to] = keys[i];
+      moved_values[to] = static_cast<uint16_t>(values[i]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      if (begin + i < count) keys[i] = moved_keys[begin + i], values[i] = moved_values[begin + i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    if (begin + i < count) keys_out[begin + i] = keys[i], values_out[begin + i] = values[i];
   }
 }
 
@@ -134,6 +190,11 @@ struct RadixSort {
   int run(uint32_t* const (&keys)[2], int* const (&values)[2], int* scratch_memory,
           void* stream) const {
     using namespace sort_detail;
+    if (tiles() == 1) {
+      launch_kernel(sort_tile_kernel, 1, kThreads, 0, stream, keys[0], static_cast<int>(count),
+                    passes(), keys[1], values[1]);
+      return 1;
+    }
     const auto grid = static_cast<unsigned>(tiles());
     int from = 0;
     for (int pass = 0; pass < passes(); ++pass, from ^= 1) {
