@@ -12,6 +12,8 @@
 // Groups of a few channels (depthwise) have no tile worth sharing: the threads of a block share the
 // sum of one weight, or of the same weight of 32 neighbouring channels (NHWC).
 // Bound by FMA issue; the direct kernel and the bias gradient by memory.
+#include "cuda/conv.h"
+
 #include "cuda/conv.cuh"
 
 namespace dlkern {
@@ -303,9 +305,10 @@ constexpr Impl<ConvBackwardWeight> kBackwardWeight[] = {
 
 }  // namespace
 
-template <>
-ImplList<ConvBackwardWeight> gpu_impls<ConvBackwardWeight>() {
-  return kBackwardWeight;
+ImplList<ConvBackwardWeight> conv_backward_weight_simt_impls() { return kBackwardWeight; }
+
+void gpu::add_bias_gradient(const ConvProblem& p, const Launch& launch) {
+  dispatch_floating(p.x.dtype, [&]<class T>() { launch_bias<T>(p, launch); });
 }
 
 }  // namespace dlkern

@@ -14,6 +14,8 @@
 // depend on the batch.
 //
 // Few channels per group (depthwise) have no tile worth sharing: one thread per element then.
+#include "cuda/conv.h"
+
 #include "cuda/conv.cuh"
 
 namespace dlkern {
@@ -213,13 +215,7 @@ constexpr Impl<ConvBackwardInput> kBackwardInput[] = {
 
 }  // namespace
 
-template <>
-ImplList<ConvForward> gpu_impls<ConvForward>() {
-  return kForward;
-}
-template <>
-ImplList<ConvBackwardInput> gpu_impls<ConvBackwardInput>() {
-  return kBackwardInput;
-}
+ImplList<ConvForward> conv_forward_simt_impls() { return kForward; }
+ImplList<ConvBackwardInput> conv_backward_input_simt_impls() { return kBackwardInput; }
 
 }  // namespace dlkern

@@ -462,17 +462,6 @@ Sm90Plan make_plan(const Gemm& g, bool packing) {
   return plan;
 }
 
-// Clusters of a kernel's blocks that the device holds at once: multiprocessors come in groups of
-// different sizes, and a cluster lies in one of them.
-int clusters_at_once(const Sm90Kernel& kernel, int cluster) {
-  if (cluster == 1) return multiprocessor_count();
-  // The same for all kernels here: each fills a multiprocessor, and clusters are of two blocks.
-  static std::atomic<int> cached[kMaxDevices];
-  return cached_fact(cached, [&](int) {
-    return max_active_clusters(kernel.function, kernel.threads, kernel.shared_bytes, cluster);
-  });
-}
-
 // ---- Launch ------------------------------------------------------------------------------------
 
 CUtensorMapDataType map_type(int bytes, bool tf32) {
@@ -551,22 +540,6 @@ void set_epilogue(const Gemm& g, const Sm90Plan& plan, Sm90Args& args) {
   args.scale_col = plan.transposed ? g.scale_a : g.scale_b;
 }
 
-// How many tiles there are of each kind that the kernel divides by.
-void set_tiles(const Gemm& g, const Sm90Config& c, int64_t parts, Sm90Args& args) {
-  const int below = c.share_a ? 1 : c.multicast, beside = c.share_a ? c.multicast : 1;
-  args.tiles_m = static_cast<int>(ceil_div(ceil_div(args.rows, c.m), below));
-  args.tiles_n = static_cast<int>(ceil_div(ceil_div(args.cols, c.n), beside));
-  args.band = std::max(1, 2048 / (c.m * below));
-  const int64_t of_item = int64_t{args.tiles_m} * args.tiles_n;
-  args.tiles = static_cast<int>(of_item * g.batch.numel * parts);
-  args.by_item = FastDiv(of_item);
-  args.by_band_tiles = FastDiv(int64_t{args.band} * args.tiles_n);
-  args.by_band = FastDiv(args.band);
-  args.by_last_band = FastDiv(std::max(args.tiles_m % args.band, 1));
-  args.by_parts = FastDiv(parts);
-  args.by_inner = FastDiv(g.batch.ndim > 0 ? g.batch.shape[g.batch.ndim - 1] : 1);
-}
-
 void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
   clear_amax(g, launch);
   const Sm90Config& c = plan.tile();
@@ -591,8 +564,8 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
   while (c.cluster_k && 1 << args.split_bits < plan.blocks_k) ++args.split_bits;
   args.part_blocks = static_cast<int>(ceil_div(args.k_blocks, plan.parts()));
   args.parts = static_cast<int>(ceil_div(args.k_blocks, args.part_blocks));  // none is empty
-  set_tiles(g, c, args.parts, args);
-  args.items = static_cast<int>(g.batch.numel);
+  set_sm90_tiles(c, args.parts, g.batch.numel,
+                 g.batch.ndim > 0 ? g.batch.shape[g.batch.ndim - 1] : 1, args);
   for (int t = 0; t < Gemm::kTensors; ++t) {
     for (int d = 0; d < g.batch.ndim; ++d) {
       args.item_stride[t][2 - g.batch.ndim + d] = g.batch.stride[t][d];
@@ -638,12 +611,9 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
       find_kernel(plan.mma, plan.config, plan.first.along_k, plan.second.along_k);
   const int cluster = c.cluster_k ? plan.blocks_k : c.multicast;
   // Blocks that add their sums in shared memory have one tile.
-  int clusters = c.cluster_k && cluster > 1 ? args.tiles : clusters_at_once(kernel, cluster);
+  int clusters = c.cluster_k && cluster > 1 ? args.tiles : sm90_clusters_at_once(kernel, cluster);
   if (!g.is_grouped()) clusters = std::min(clusters, args.tiles);
-  void* arguments[] = {const_cast<CUtensorMap*>(&map_a), const_cast<CUtensorMap*>(&map_b), &map_y,
-                       &args};
-  launch_raw(kernel.function, clusters * cluster, kernel.threads, kernel.shared_bytes,
-             static_cast<Stream>(launch.stream), arguments, cluster);
+  launch_sm90(kernel, clusters, cluster, {map_a, map_b, map_y}, args, launch.stream);
   if (args.parts > 1) {
     add_parts<float>(g, workspace + plan.sums_at, plan.pitch, row_sums_column(g), args.parts,
                      launch, flag);
@@ -681,5 +651,31 @@ constexpr Impl<Gemm> kImpls[] = {
 }  // namespace
 
 ImplList<Gemm> gemm_sm90_impls() { return kImpls; }
+
+void set_sm90_tiles(const Sm90Config& c, int64_t parts, int64_t items, int64_t inner_items,
+                    Sm90Args& args) {
+  const int below = c.share_a ? 1 : c.multicast, beside = c.share_a ? c.multicast : 1;
+  args.tiles_m = static_cast<int>(ceil_div(ceil_div(args.rows, c.m), below));
+  args.tiles_n = static_cast<int>(ceil_div(ceil_div(args.cols, c.n), beside));
+  args.band = std::max(1, 2048 / (c.m * below));
+  const int64_t of_item = int64_t{args.tiles_m} * args.tiles_n;
+  args.tiles = static_cast<int>(of_item * items * parts);
+  args.by_item = FastDiv(of_item);
+  args.by_band_tiles = FastDiv(int64_t{args.band} * args.tiles_n);
+  args.by_band = FastDiv(args.band);
+  args.by_last_band = FastDiv(std::max(args.tiles_m % args.band, 1));
+  args.by_parts = FastDiv(parts);
+  args.by_inner = FastDiv(inner_items);
+  args.items = static_cast<int>(items);
+}
+
+int sm90_clusters_at_once(const Sm90Kernel& kernel, int cluster) {
+  if (cluster == 1) return multiprocessor_count();
+  // The same for all kernels here: each fills a multiprocessor, and clusters are of two blocks.
+  static std::atomic<int> cached[kMaxDevices];
+  return cached_fact(cached, [&](int) {
+    return max_active_clusters(kernel.function, kernel.threads, kernel.shared_bytes, cluster);
+  });
+}
 
 }  // namespace dlkern

@@ -52,37 +52,70 @@ __device__ __forceinline__ void load_operand(uint8_t* to, const CUtensorMap& map
   }
 }
 
+// Of the operand that a cluster shares, a block loads some of the rows, for all of its blocks.
+template <class T>
+struct Sm90Share {
+  static constexpr bool kA = T::C.multicast > 1 && T::C.share_a;
+  static constexpr bool kB = T::C.multicast > 1 && !T::C.share_a;
+  static constexpr int kRowsA = kA ? T::C.m / T::C.multicast : T::C.m;
+  static constexpr int kRowsB = kB ? T::C.n / T::C.multicast : T::C.n;
+  int row_a, row_b;  // the first of them in the tile
+
+  __device__ explicit Sm90Share(uint32_t rank)
+      : row_a(kA ? rank * kRowsA : 0), row_b(kB ? rank * kRowsB : 0) {}
+};
+
+// Copies the operands of a tile, stage by stage: load() of the stages k_begin to k_end - 1 of a tile
+// in turn, by one lane, and advance() after each, by all.
+template <class T, Sm90Operands = T::kOperands>
+class Sm90Loader;
+
+template <class T>
+class Sm90Loader<T, Sm90Operands::kMatrices> {
+  using Share = Sm90Share<T>;
+
+ public:
+  __device__ Sm90Loader(const Sm90Args& args, const CUtensorMap& map_a, const CUtensorMap& map_b,
+                        const Sm90Tile& t, uint32_t rank)
+      : map_a_(map_a), map_b_(map_b), tile_(t), share_(rank) {
+    map_item(args.a, t.index, at_a_);
+    map_item(args.b, t.index, at_b_);
+  }
+  __device__ void load(const Sm90Shared<T>& shared, int stage, int block) const {
+    Barrier* full = &shared.full[stage];
+    const int k = block * T::kDepth;
+    for (int plane = 0; plane < T::C.planes; ++plane) {
+      load_operand<T::kAAlongK, Share::kA>(shared.a(stage, plane) + share_.row_a * kSwizzleBytes,
+                                           map_a_, full, tile_.m + share_.row_a, Share::kRowsA, k,
+                                           at_a_[2] + plane, at_a_[3]);
+      load_operand<T::kBAlongK, Share::kB>(shared.b(stage, plane) + share_.row_b * kSwizzleBytes,
+                                           map_b_, full, tile_.n + share_.row_b, Share::kRowsB, k,
+                                           at_b_[2] + plane, at_b_[3]);
+    }
+  }
+  __device__ void advance() {}
+
+ private:
+  const CUtensorMap &map_a_, &map_b_;
+  const Sm90Tile& tile_;
+  Share share_;
+  int at_a_[4], at_b_[4];
+};
+
 // By a warp whose lanes do the same, one of which copies.
 template <class T>
-__device__ void produce(const Sm90Args& args, const CUtensorMap& map_a, const CUtensorMap& map_b,
-                        const Sm90Shared<T>& shared, uint32_t rank) {
-  // Of the operand that a cluster shares, a block loads some of the rows, for all of its blocks.
-  constexpr bool kShareA = T::C.multicast > 1 && T::C.share_a;
-  constexpr bool kShareB = T::C.multicast > 1 && !T::C.share_a;
-  constexpr int kRowsA = kShareA ? T::C.m / T::C.multicast : T::C.m;
-  constexpr int kRowsB = kShareB ? T::C.n / T::C.multicast : T::C.n;
-  const int row_a = kShareA ? rank * kRowsA : 0, row_b = kShareB ? rank * kRowsB : 0;
+__device__ void produce(const typename T::Args& args, const CUtensorMap& map_a,
+                        const CUtensorMap& map_b, const Sm90Shared<T>& shared, uint32_t rank) {
   RingPosition<T::C.stages> ring;
   Sm90Tiles<T> tiles(args, rank);
   Sm90Tile t;
   while (tiles.next(t)) {
-    int at_a[4], at_b[4];
-    map_item(args.a, t.index, at_a);
-    map_item(args.b, t.index, at_b);
-    for (int block = t.k_begin; block < t.k_end; ++block, ring.advance()) {
+    Sm90Loader<T> loader(args, map_a, map_b, t, rank);
+    for (int block = t.k_begin; block < t.k_end; ++block, loader.advance(), ring.advance()) {
       barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
       if (!elect_one()) continue;
-      Barrier* full = &shared.full[ring.stage];
-      barrier_arrive_expect(full, T::kStage);
-      const int k = block * T::kDepth;
-      for (int plane = 0; plane < T::C.planes; ++plane) {
-        load_operand<T::kAAlongK, kShareA>(shared.a(ring.stage, plane) + row_a * kSwizzleBytes,
-                                           map_a, full, t.m + row_a, kRowsA, k, at_a[2] + plane,
-                                           at_a[3]);
-        load_operand<T::kBAlongK, kShareB>(shared.b(ring.stage, plane) + row_b * kSwizzleBytes,
-                                           map_b, full, t.n + row_b, kRowsB, k, at_b[2] + plane,
-                                           at_b[3]);
-      }
+      barrier_arrive_expect(&shared.full[ring.stage], T::kStage);
+      loader.load(shared, ring.stage, block);
     }
   }
   if constexpr (T::C.multicast > 1) {  // other blocks' last arrivals must find this one
@@ -352,8 +385,8 @@ __device__ void store_row_sums(const Sm90Args& args, const Sm90Tile& t,
 }
 
 template <class T>
-__device__ void consume(const Sm90Args& args, const CUtensorMap& map_y, const Sm90Shared<T>& shared,
-                        int consumer, uint32_t rank) {
+__device__ void consume(const typename T::Args& args, const CUtensorMap& map_y,
+                        const Sm90Shared<T>& shared, int consumer, uint32_t rank) {
   const int row = T::C.ping_pong ? 0 : consumer * T::kConsumerRows;
   Sm90Output<T> out(args, map_y, shared, consumer);
   RingPosition<T::C.stages> ring;
@@ -405,7 +438,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     gemm_sm90_kernel(const __grid_constant__ CUtensorMap map_a,
                      const __grid_constant__ CUtensorMap map_b,
                      const __grid_constant__ CUtensorMap map_y,
-                     const __grid_constant__ Sm90Args args) {
+                     const __grid_constant__ typename T::Args args) {
   extern __shared__ __align__(1024) uint8_t raw[];
   constexpr bool kCluster = T::C.multicast > 1 || T::C.cluster_k;
   if constexpr (T::C.planes == 3) {
@@ -447,10 +480,13 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   if constexpr (kCluster) cluster_meet();  // shared memory that others write or read lives as long
 }
 
+template <class T>
+Sm90Kernel sm90_kernel() {
+  return {reinterpret_cast<const void*>(gemm_sm90_kernel<T>), T::kSharedBytes, T::kThreads};
+}
 template <Mma kMma, int kConfig, bool kAAlongK, bool kBAlongK>
 Sm90Kernel make_sm90_kernel() {
-  using T = Sm90Traits<kMma, kSm90Configs[kConfig], kAAlongK, kBAlongK>;
-  return {reinterpret_cast<const void*>(gemm_sm90_kernel<T>), T::kSharedBytes, T::kThreads};
+  return sm90_kernel<Sm90Traits<kMma, kSm90Configs[kConfig], kAAlongK, kBAlongK>>();
 }
 
 }  // namespace dlkern::gpu

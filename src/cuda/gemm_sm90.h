@@ -1,9 +1,12 @@
 // What the host and the kernels of the Hopper matrix products share: configurations and arguments.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstddef>
 
 #include "core/fast_div.h"
+#include "cuda/prims/gpu.h"
 #include "cuda/prims/mma_kind.h"
 #include "ops/gemm.h"
 
@@ -70,6 +73,14 @@ Sm90Kernel sm90_kernel_bfloat16(int config, bool a_along_k, bool b_along_k);
 Sm90Kernel sm90_kernel_float16(int config, bool a_along_k, bool b_along_k);
 Sm90Kernel sm90_kernel_along_k(gpu::Mma mma, int config);  // the others, which have one layout
 
+// What the operands are. In a convolution one of them is the columns of its input, which are never
+// built (conv_sm90.h).
+enum class Sm90Operands {
+  kMatrices,
+  kColumnsA,  // a: rows are pixels of the result, k is (tap, channel), which are b's k, too
+  kColumnsB   // b: rows are (tap, channel), k are the pixels of the result's gradient
+};
+
 // ---- Arguments ---------------------------------------------------------------------------------
 
 // Where a box of a batch item lies: coordinates 2 and 3 of the tensor map are
@@ -135,5 +146,25 @@ struct Sm90Args {
   const int* skip = nullptr;  // optional: nothing is done where it is not 0
   Epilogue e;  // what is left to be done after the features in registers; of y as it is
 };
+
+// ---- On the host, for all who launch these kernels ---------------------------------------------
+
+// Fills in how many tiles there are, of `items` items; args.rows and cols are set.
+void set_sm90_tiles(const Sm90Config& config, int64_t parts, int64_t items, int64_t inner_items,
+                    Sm90Args& args);
+
+// maps: of a, b and y. `cluster`: blocks of a cluster, which count as one in args.tiles.
+template <class Args>
+void launch_sm90(const Sm90Kernel& kernel, int clusters, int cluster, const CUtensorMap (&maps)[3],
+                 const Args& args, void* stream) {
+  void* arguments[] = {const_cast<CUtensorMap*>(&maps[0]), const_cast<CUtensorMap*>(&maps[1]),
+                       const_cast<CUtensorMap*>(&maps[2]), const_cast<Args*>(&args)};
+  gpu::launch_raw(kernel.function, clusters * cluster, kernel.threads, kernel.shared_bytes,
+                  static_cast<gpu::Stream>(stream), arguments, cluster);
+}
+
+// Clusters of a kernel's blocks that the device holds at once: multiprocessors come in groups of
+// different sizes, and a cluster lies in one of them.
+int sm90_clusters_at_once(const Sm90Kernel& kernel, int cluster);
 
 }  // namespace dlkern

@@ -142,8 +142,8 @@ class Sm90Output {
   static constexpr bool kWarpSlabs = !T::C.cluster_k;
 
  public:
-  __device__ Sm90Output(const Sm90Args& args, const CUtensorMap& map_y, const Sm90Shared<T>& shared,
-                        int consumer)
+  __device__ Sm90Output(const typename T::Args& args, const CUtensorMap& map_y,
+                        const Sm90Shared<T>& shared, int consumer)
       : args_(args),
         map_y_(map_y),
         consumer_(consumer),
@@ -384,8 +384,23 @@ class Sm90Output {
     slab_ ^= 1;
   }
   __device__ void store_box(const uint8_t* from, int inner, int outer) {
+    if constexpr (T::kOperands == Sm90Operands::kColumnsA) {
+      if (args_.scatters) return store_pixels(from, inner, outer);
+    }
     const int at[4] = {inner, outer, at_y_[2], at_y_[3]};
     tma_store(&map_y_, from, at);
+  }
+  // Of a convolution: rows are pixels that have no common stride.
+  __device__ void store_pixels(const uint8_t* from, int channel, int pixel) {
+    int at[5];
+    args_.result.place(pixel, at);
+    at[0] = at_y_[2] * args_.result_channels + channel;
+    if (args_.result.has_d) {
+      tma_store_im2col(&map_y_, from, at);
+    } else {
+      const int at4[4] = {at[0], at[1], at[2], at[3]};
+      tma_store_im2col(&map_y_, from, at4);
+    }
   }
 
   // The rest of the epilogue, in runs of neighbours along n: a chunk goes through a slab to threads
@@ -474,7 +489,7 @@ class Sm90Output {
     }
   }
 
-  const Sm90Args& args_;
+  const typename T::Args& args_;
   const CUtensorMap& map_y_;
   uint8_t* slabs_;  // this warp's, or this consumer's
   float* columns_;

@@ -8,8 +8,11 @@
 namespace dlkern::gpu {
 
 // What follows from a kind of operands, a configuration, and how the operands lie.
-template <Mma kMma_, Sm90Config kConfig, bool kAAlongK_, bool kBAlongK_>
+template <Mma kMma_, Sm90Config kConfig, bool kAAlongK_, bool kBAlongK_,
+          Sm90Operands kOperands_ = Sm90Operands::kMatrices, class Args_ = Sm90Args>
 struct Sm90Traits {
+  using Args = Args_;  // Sm90Args, or what is derived from it
+  static constexpr Sm90Operands kOperands = kOperands_;
   static constexpr Mma kMma = kMma_;
   static constexpr Sm90Config C = kConfig;
   static constexpr bool kAAlongK = kAAlongK_, kBAlongK = kBAlongK_;

@@ -155,6 +155,26 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* fr
       "r"(shared_address(from)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
       : "memory");
 }
+// Pixels that follow each other in the order n, d, h, w, from `at` on, to where tma_load_im2col with no
+// offset reads them; those behind the last item's and channels beyond C are not written.
+template <int kRank>
+__device__ __forceinline__ void tma_store_im2col(const CUtensorMap* map, const void* from,
+                                                 const int (&at)[kRank]) {
+  static_assert(kRank == 4 || kRank == 5);
+  if constexpr (kRank == 4) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.im2col_no_offs.bulk_group"
+        " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+        "r"(shared_address(from)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.im2col_no_offs.bulk_group"
+        " [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+        "r"(shared_address(from)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
+        : "memory");
+  }
+}
 __device__ __forceinline__ void tma_store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

@@ -1,0 +1,31 @@
+// The convolutions of the GPU backend. Each kind of kernel has files of its own; conv.cu lists all,
+// best first.
+#pragma once
+
+#include "ops/conv.h"
+
+namespace dlkern {
+
+// wgmma with TMA, compute capability 9.0.
+ImplList<ConvForward> conv_forward_sm90_impls();
+ImplList<ConvBackwardInput> conv_backward_input_sm90_impls();
+ImplList<ConvBackwardWeight> conv_backward_weight_sm90_impls();
+// The same for a first layer's few channels.
+ImplList<ConvForward> conv_forward_few_channels_sm90_impls();
+ImplList<ConvBackwardWeight> conv_backward_weight_few_channels_sm90_impls();
+// One tap that moves nowhere: the matrix products of gemm.h.
+ImplList<ConvForward> conv_forward_pointwise_impls();
+ImplList<ConvBackwardInput> conv_backward_input_pointwise_impls();
+ImplList<ConvBackwardWeight> conv_backward_weight_pointwise_impls();
+// Multiply-adds of any GPU, for every problem.
+ImplList<ConvForward> conv_forward_simt_impls();
+ImplList<ConvBackwardInput> conv_backward_input_simt_impls();
+ImplList<ConvBackwardWeight> conv_backward_weight_simt_impls();
+
+namespace gpu {
+
+// The gradient of a bias, which the problem has.
+void add_bias_gradient(const ConvProblem& p, const Launch& launch);
+
+}  // namespace gpu
+}  // namespace dlkern
