@@ -43,6 +43,15 @@ class _Call:
     results: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """The steps that are run where some inputs need gradients."""
+
+    calls: list[_Call]
+    wanted: list[str | None]  # of each input its name, if it needs one
+    known: dict[str, Any]  # constants and flags
+
+
 class Gradient:
     """What an operator keeps of a forward call, and its backward."""
 
@@ -61,7 +70,7 @@ class Gradient:
         asked = {a for call in self.calls for a in call.arguments}
         self.flags = [(f"{n}_wanted", n) for n in operator.inputs if f"{n}_wanted" in asked]
         self._plan_keeping(asked)
-        self.plans: dict[tuple[str, ...], list[_Call]] = {}
+        self.plans: dict[tuple[bool, ...], _Plan] = {}
 
     def _call(self, step: Step, operators: dict[str, Operator]) -> _Call:
         if callable(step.function):
@@ -114,34 +123,34 @@ class Gradient:
 
     def __call__(self, ctx: Any, flags: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Gradients of the inputs from those of the outputs; flags: which are needed."""
-        inputs = self.operator.inputs
         if all(g is None for g in gradients):
             return [None] * len(flags)
         if any(gradients[i] is not None for i in self.hidden):
             raise NotImplementedError(f"dlkern.torch.{self.operator.name}: {_SECOND}")
-        wanted = tuple([n for n, flag in zip(inputs, flags, strict=True) if _any(flag)])
+        plan = self._plan(tuple(map(_any, flags)) if self.operator.has_lists else tuple(flags))
         pool = dict(zip(self.names, (*ctx.saved_tensors, *ctx.others, *gradients), strict=True))
-        pool.update(self.constants)
-        pool.update({flag: n in wanted for flag, n in self.flags})
-        for call in self._plan(wanted):
+        pool.update(plan.known)
+        for call in plan.calls:
             results = call.function(*[pool[a] for a in call.arguments])
-            pool.update(
-                zip(call.results, results, strict=True)
-                if len(call.results) > 1
-                else ((call.results[0], results),)
-            )
-        return [self._of(n, pool) if n in wanted else None for n in inputs]
+            if len(call.results) == 1:
+                pool[call.results[0]] = results
+            else:
+                pool.update(zip(call.results, results, strict=True))
+        return [None if n is None else self._of(n, pool) for n in plan.wanted]
 
-    def _plan(self, wanted: tuple[str, ...]) -> list[_Call]:
-        """The steps that somebody asks for."""
-        plan = self.plans.get(wanted)
+    def _plan(self, flags: tuple[bool, ...]) -> _Plan:
+        plan = self.plans.get(flags)
         if plan is None:
-            asked, plan = {self.targets.get(n) for n in wanted}, []
+            inputs = zip(self.operator.inputs, flags, strict=True)
+            wanted = [n if flag else None for n, flag in inputs]
+            asked = {self.targets.get(n) for n in wanted if n}
+            calls: list[_Call] = []
             for call in reversed(self.calls):
                 if not asked.isdisjoint(call.results):
                     asked.update(call.arguments)
-                    plan.insert(0, call)
-            self.plans[wanted] = plan
+                    calls.insert(0, call)
+            known = self.constants | {flag: n in wanted for flag, n in self.flags}
+            plan = self.plans[flags] = _Plan(calls, wanted, known)
         return plan
 
     def _of(self, name: str, pool: dict[str, Any]) -> Any:

@@ -91,7 +91,7 @@ class Operator:
             torch.library.register_vmap(self.overload, self._vmap, lib=_LIBRARY)
 
     def __call__(self, *args: Any) -> Any:
-        if _is_eager(args):
+        if _is_eager(args) and not (self.row.autocast and _C._is_any_autocast_enabled()):
             if self._needs_grad(args):
                 return self._own(self.apply(None, *_filled(args, self.defaults)))
             return self.forward(*args)
@@ -239,12 +239,11 @@ def _filled(args: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]
 
 
 def _is_eager(args: Sequence[Any]) -> bool:
-    """Nothing of torch's wants to see the call, and all tensors are plain ones with data."""
+    """Nothing of torch's, but autocast, wants to see the call; tensors are plain ones with data."""
     if (
         torch.compiler.is_compiling()
         or _C._len_torch_dispatch_stack()
         or _C._are_functorch_transforms_active()
-        or _C._is_any_autocast_enabled()
         or _C._is_torch_function_mode_enabled()
         or _C._get_tracing_state() is not None
     ):
