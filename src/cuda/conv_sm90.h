@@ -99,7 +99,7 @@ struct Sm90Spread {
   int64_t padded = 0, channels = 0, stride = 0;
 };
 
-// Forward and gradient of weights, for those who prepare x otherwise than conv_sm90.cu does.
+// Forward and gradient of weights, for those who prepare x otherwise than the others do.
 const char* sm90_forward_declines(const ConvProblem& p);
 size_t sm90_forward_workspace_bytes(const ConvProblem& p);
 void sm90_forward(const ConvProblem& p, const Launch& launch);

@@ -1,0 +1,251 @@
+// Convolutions of images by weights on Hopper, on the host: forward, and the input gradient, which is
+// the forward of the transposed convolution.
+#include "cuda/conv.h"
+#include "cuda/conv_sm90_host.h"
+
+namespace dlkern {
+namespace {
+
+using namespace conv_sm90;
+
+// Estimated clocks of a multiprocessor: as cost_of in gemm_sm90.cu.
+double cost_of(const Sm90Config& c, int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
+  const int64_t tiles =
+      ceil_div(rows, c.m * c.multicast) * c.multicast * ceil_div(cols, c.n) * groups;
+  const double waves = ceil_div(tiles, multiprocessor_count());
+  const double multiply = c.m * c.n / 32.0 * (c.n >= 192 ? 1.0 : c.n == 64 ? 1.4 : 1.05);
+  const double copy = (c.m + c.n / c.multicast) * kSwizzleBytes / 60.0;
+  const double main = stages * std::max(multiply, copy), out = 800 + 4.0 * c.n;
+  return c.ping_pong ? waves * std::max(main, (main + out) / 2) + out : waves * (main + out);
+}
+
+int image_config(int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
+  int best = 0;
+  double least = 0;
+  for (int i = 0; i < kSm90ConvImageConfigs; ++i) {
+    const double cost = cost_of(kSm90ConvConfigs[i], rows, cols, groups, stages);
+    if (i == 0 || cost < least) {
+      best = i;
+      least = cost;
+    }
+  }
+  return best;
+}
+
+// ---- Images by weights -------------------------------------------------------------------------
+
+// Forward, or the input gradient, which is the forward of the transposed convolution.
+struct ImagePlan {
+  const char* reason = nullptr;
+  Mma mma{};
+  bool inverse = false, along_k = true;
+  Image from, to;
+  int64_t c = 0, k = 0;  // channels of a group, summed and of the result
+  Weights weights{};
+  Stage from_stage, to_stage, weights_stage;
+  size_t workspace_bytes = 0;
+};
+
+// Whether the weights can be read as they lie.
+bool in_place(const ConvProblem& p, ImagePlan& plan) {
+  const ConvGeometry& g = p.geometry;
+  const ConvWeightStrides& s = p.w_strides;
+  const int bytes = plan.from.bytes;
+  // Taps that count as one dimension.
+  int64_t tap = 0, expected = 0;
+  for (int d = 2; d >= 0; --d) {
+    const int64_t kernel = g.window[d].kernel;
+    if (kernel == 1) continue;
+    if (tap == 0) tap = expected = s.taps[d];
+    if (s.taps[d] != expected) return false;
+    expected *= kernel;
+  }
+  plan.weights = {p.w.data, g.k, g.c, s.k, tap, s.group};
+  return (s.c == 1 || g.c == 1) && reinterpret_cast<uintptr_t>(p.w.data) % 16 == 0 &&
+         is_copyable(s.k, g.k, bytes) && is_copyable(tap, g.taps(), bytes) &&
+         is_copyable(s.group, g.groups, bytes);
+}
+
+// staging: images may be copied in the workspace.
+ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
+  ImagePlan plan;
+  plan.reason = unsuitable(p);
+  if (plan.reason) return plan;
+  const ConvGeometry& g = p.geometry;
+  plan.mma = *mma_of(p);
+  plan.inverse = inverse;
+  plan.from = image_of(p, !inverse);
+  plan.to = image_of(p, inverse);
+  plan.c = inverse ? g.k : g.c;
+  plan.k = inverse ? g.c : g.k;
+  const bool d = has_d(g);
+  int64_t kinds = 0;
+  for_each_axes(p, inverse, [&](const Axes& axes, const Axes& result) {
+    ++kinds;
+    if (!fits_map(axes, plan.from, d)) {
+      plan.reason = "padding, dilation or stride beyond a tensor map's";
+    }
+    if (inverse && !fits_map(result, plan.to, d)) plan.reason = "a stride beyond a tensor map's";
+  });
+  if (kinds > 64) plan.reason = "too large a stride";
+  if (plan.reason) return plan;
+
+  const char* of_from = unsuitable(plan.from, false);
+  const char* of_to = unsuitable(plan.to, true);
+  if (!staging) {
+    plan.reason = of_from ? of_from : of_to;
+  } else if (!of_from && !of_to) {
+    plan.reason = "nothing to copy";
+  } else if (!worth_staging(g)) {
+    plan.reason = "too small to copy images first";
+  }
+  if (plan.reason) return plan;
+  const Tensor *from = inverse ? &p.y : &p.x, *to = inverse ? &p.x : &p.y;
+  if (of_from) plan.from_stage = Stage(pixels_by_channels(*from, plan.from), plan.workspace_bytes);
+  if (of_to) plan.to_stage = Stage(pixels_by_channels(*to, plan.to), plan.workspace_bytes);
+  // In a gradient, rows of the weights are summed: as they lie only for 16-bit types.
+  plan.along_k = !inverse;
+  if (!in_place(p, plan) || (inverse && plan.mma == Mma::kTf32)) {
+    plan.along_k = true;
+    plan.weights_stage = Stage(rows_by_columns(p, inverse), plan.workspace_bytes);
+    const Dims& s = plan.weights_stage.copy.strides;
+    plan.weights = {nullptr, plan.k, plan.c, s[1], s[4], s[0]};
+  }
+  return plan;
+}
+
+CUtensorMap weights_map(const ImagePlan& plan, int64_t taps, int64_t groups, int rows) {
+  const Weights& w = plan.weights;
+  const int bytes = plan.from.bytes;
+  const auto stride = [&](int64_t s, int64_t extent) {
+    return static_cast<uint64_t>(extent == 1 ? 16 : s * bytes);
+  };
+  const uint32_t depth = kSwizzleBytes / bytes;
+  return make_tensor_map(w.data,
+                         {map_type(plan.mma, true),
+                          bytes,
+                          {static_cast<uint64_t>(w.cols), static_cast<uint64_t>(w.rows),
+                           static_cast<uint64_t>(taps), static_cast<uint64_t>(groups)},
+                          {stride(w.row, w.rows), stride(w.tap, taps), stride(w.group, groups)},
+                          {depth, plan.along_k ? static_cast<uint32_t>(rows) : depth}});
+}
+
+void set_epilogue(const ConvProblem& p, const ImagePlan& plan, Sm90Args& args) {
+  const bool wide = plan.mma == Mma::kTf32;
+  args.features = wide ? kWide : kStraight;
+  if (plan.mma == Mma::kBFloat16) args.features |= kBFloat16;
+  if (p.bias) {
+    args.features |= kBias;
+    args.beta = 1;
+    args.bias = {p.bias.data, p.bias.dtype, 0, p.bias.strides[0]};
+    args.item_stride[2][1] = plan.k * p.bias.strides[0];
+  }
+}
+
+void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, const Axes& result,
+              const Launch& launch) {
+  const ConvGeometry& g = p.geometry;
+  const bool d = has_d(g), taps = axes.has_taps();
+  const int depth = kSwizzleBytes / plan.from.bytes;
+  Sm90ConvArgs args;
+  set_epilogue(p, plan, args);
+  args.rows = static_cast<int>(axes.pixels(g.batch));
+  args.cols = static_cast<int>(plan.k);
+  args.columns.pixels = pixels_of(axes, d);
+  args.columns.channels = static_cast<int>(plan.c);
+  args.columns.no_channel = static_cast<int>(ceil_div(plan.from.channels, 64) * 64);
+  args.k_blocks = 1;
+  if (taps) {
+    args.columns.taps = taps_of(axes, g);
+    args.k_blocks = static_cast<int>(axes.axis[0].taps * axes.axis[1].taps * axes.axis[2].taps *
+                                     ceil_div(plan.c, depth));
+  } else {  // one stage of zeros
+    args.columns.has_taps = false;
+    args.columns.taps.first = static_cast<int>(g.taps());
+  }
+  args.part_blocks = args.k_blocks;
+  const int config = image_config(args.rows, args.cols, g.groups, args.k_blocks);
+  const Sm90Config& c = kSm90ConvConfigs[config];
+  set_sm90_tiles(c, 1, g.groups, g.groups, args);
+  args.y.step[0][1] = 1;
+
+  const auto type = map_type(plan.mma, true);
+  const Image& to = plan.to;
+  const uint32_t columns = kSwizzleBytes / to.bytes;
+  args.scatters =
+      plan.inverse && (g.window[0].stride > 1 || g.window[1].stride > 1 || g.window[2].stride > 1);
+  args.scatters = args.scatters || !to.is_matrix();
+  CUtensorMap map_y;
+  if (args.scatters) {
+    args.result = pixels_of(result, d);
+    args.result_channels = static_cast<int>(plan.k);
+    map_y = columns_map(to, result, d, map_type(plan.mma, false), 16);
+  } else {
+    const auto stride = [&](int64_t s, int64_t extent) {
+      return static_cast<uint64_t>(extent == 1 ? 16 : s * to.bytes);
+    };
+    map_y = make_tensor_map(to.data,
+                            {map_type(plan.mma, false),
+                             to.bytes,
+                             {static_cast<uint64_t>(plan.k), static_cast<uint64_t>(to.pixels()),
+                              static_cast<uint64_t>(g.groups), 1},
+                             {stride(to.stride[0], to.pixels()), stride(plan.k, g.groups), 16},
+                             {columns, 16}});
+  }
+  const Sm90Kernel kernel = find_kernel(plan.mma, config, plan.along_k);
+  const int clusters = std::min(sm90_clusters_at_once(kernel, c.multicast), args.tiles);
+  launch_sm90(kernel, clusters, c.multicast,
+              {columns_map(plan.from, axes, d, type, c.m),
+               weights_map(plan, g.taps(), g.groups, c.n / c.multicast), map_y},
+              args, launch.stream);
+}
+
+void run_images(const ConvProblem& p, bool inverse, bool staging, const Launch& launch) {
+  ImagePlan plan = plan_images(p, inverse, staging);
+  if (plan.from_stage.tensor) {
+    plan.from_stage.fill(launch);
+    plan.from = staged(plan.from, plan.from_stage.at(launch));
+  }
+  if (plan.to_stage.tensor) plan.to = staged(plan.to, plan.to_stage.at(launch));
+  if (plan.weights_stage.tensor) {
+    plan.weights_stage.fill(launch);
+    plan.weights.data = plan.weights_stage.at(launch).data;
+  }
+  for_each_axes(p, inverse, [&](const Axes& axes, const Axes& result) {
+    run_axes(p, plan, axes, result, launch);
+  });
+  if (plan.to_stage.tensor) plan.to_stage.empty(launch);
+}
+
+template <class Problem, bool kStaging>
+constexpr Impl<Problem> make_impl() {
+  constexpr bool kInverse = std::is_same_v<Problem, ConvBackwardInput>;
+  return {kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
+          [](const Problem& p) { return plan_images(p, kInverse, kStaging).reason; },
+          [](const Problem& p) { return plan_images(p, kInverse, kStaging).workspace_bytes; },
+          [](const Problem& p, const Launch& launch) {
+            run_images(p, kInverse, kStaging, launch);
+          }};
+}
+// With images as they lie, and copied in the workspace.
+template <class Problem>
+constexpr Impl<Problem> kImpls[] = {make_impl<Problem, false>(), make_impl<Problem, true>()};
+
+// Whether the result has to be copied.
+bool needs_staging(const ConvProblem& p) { return plan_images(p, false, false).reason; }
+
+}  // namespace
+
+const char* sm90_forward_declines(const ConvProblem& p) {
+  return plan_images(p, false, needs_staging(p)).reason;
+}
+size_t sm90_forward_workspace_bytes(const ConvProblem& p) {
+  return plan_images(p, false, needs_staging(p)).workspace_bytes;
+}
+void sm90_forward(const ConvProblem& p, const Launch& launch) {
+  run_images(p, false, needs_staging(p), launch);
+}
+ImplList<ConvForward> conv_forward_sm90_impls() { return kImpls<ConvForward>; }
+ImplList<ConvBackwardInput> conv_backward_input_sm90_impls() { return kImpls<ConvBackwardInput>; }
+
+}  // namespace dlkern

@@ -1,0 +1,309 @@
+// What the hosts of Hopper's convolutions share: tensors as the copy engine sees them, copies in the
+// workspace, and where pixels and taps are.
+//
+// An input gradient of stride s is s convolutions in each dimension, one for each residue of the
+// position: its pixels meet every s-th tap, and no other is multiplied.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <numeric>
+#include <optional>
+
+#include "cuda/conv_sm90.h"
+#include "cuda/prims/tensor_map.h"
+#include "ops/layout.h"
+
+namespace dlkern::conv_sm90 {
+
+using namespace gpu;
+
+// ---- Tensors -----------------------------------------------------------------------------------
+
+// An image as tensor maps see it: spatial dimensions in the order w, h, d.
+struct Image {
+  void* data;
+  int bytes;  // of an element
+  int64_t channels, n, extent[3];
+  int64_t channel_stride, n_stride, stride[3];
+
+  int64_t pixels() const { return n * extent[0] * extent[1] * extent[2]; }
+  // Whether pixels are rows of a matrix, stride[0] apart.
+  bool is_matrix() const {
+    int64_t expected = stride[0];
+    for (int d = 0; d < 3; ++d) {
+      if (extent[d] > 1 && stride[d] != expected) return false;
+      expected *= extent[d];
+    }
+    return n == 1 || n_stride == expected;
+  }
+};
+
+inline Image image_of(const ConvProblem& p, bool of_x) {
+  const ConvGeometry& g = p.geometry;
+  const Tensor& t = of_x ? p.x : p.y;
+  const ConvImageStrides& s = of_x ? p.x_strides : p.y_strides;
+  const int64_t* extent = of_x ? g.in : g.out;
+  return {t.data,  static_cast<int>(dtype_size(t.dtype)),     g.groups * (of_x ? g.c : g.k),
+          g.batch, {extent[2], extent[1], extent[0]},         s.c,
+          s.n,     {s.spatial[2], s.spatial[1], s.spatial[0]}};
+}
+
+inline bool is_copyable(int64_t stride, int64_t extent, int bytes) {
+  return extent == 1 ||
+         (stride > 0 && stride * bytes % 16 == 0 && stride * bytes < (int64_t{1} << 40));
+}
+// nullptr where the copy engine takes an image as it lies. Results are stored in pieces of 16 bytes.
+inline const char* unsuitable(const Image& image, bool is_result) {
+  if (image.channel_stride != 1) return "channels are not neighbours in memory";
+  bool copyable = reinterpret_cast<uintptr_t>(image.data) % 16 == 0 &&
+                  is_copyable(image.n_stride, image.n, image.bytes);
+  for (int d = 0; d < 3; ++d) {
+    copyable = copyable && is_copyable(image.stride[d], image.extent[d], image.bytes);
+  }
+  if (is_result) copyable = copyable && image.channels * image.bytes % 16 == 0;
+  return copyable ? nullptr : "an image's address, channels or strides are not for bulk copies";
+}
+
+// ---- Copies in the workspace -------------------------------------------------------------------
+
+// A tensor that is copied to the workspace, or from there, where kernels cannot take it as it lies:
+// the last dimension becomes contiguous, others begin at multiples of 16 bytes.
+struct Stage {
+  Tensor tensor;  // as it lies; absent: nothing to copy
+  Tensor copy;    // its data is an offset in the workspace
+
+  Stage() = default;
+  Stage(const Tensor& t, size_t& workspace_bytes) : tensor(t), copy(t) {
+    const int64_t unit = 16 / static_cast<int64_t>(dtype_size(t.dtype));
+    int64_t stride = 1;
+    for (int d = t.ndim - 1; d >= 0; --d) {
+      copy.strides[d] = stride;
+      stride *= d == t.ndim - 1 ? ceil_div(t.shape[d], unit) * unit : t.shape[d];
+    }
+    copy.data = reinterpret_cast<void*>(workspace_bytes);
+    workspace_bytes += (stride * dtype_size(t.dtype) + 255) / 256 * 256;
+  }
+  Tensor at(const Launch& launch) const {
+    Tensor t = copy;
+    t.data = static_cast<uint8_t*>(launch.workspace) + reinterpret_cast<size_t>(copy.data);
+    return t;
+  }
+  void fill(const Launch& launch) const { run_copy(tensor, at(launch), launch); }
+  void empty(const Launch& launch) const { run_copy(at(launch), tensor, launch); }
+
+ private:
+  static void run_copy(const Tensor& x, const Tensor& y, const Launch& launch) {
+    const Copy copy{{{x, y}}};
+    for (const Impl<Copy>& impl : gpu_impls<Copy>()) {
+      if (!impl.supports(copy)) return impl.run(copy, launch);
+    }
+  }
+};
+
+// As [n, d, h, w, c].
+inline Tensor pixels_by_channels(const Tensor& t, const Image& image) {
+  Tensor view = t;
+  view.ndim = 5;
+  view.shape = {image.n, image.extent[2], image.extent[1], image.extent[0], image.channels};
+  view.strides = {image.n_stride, image.stride[2], image.stride[1], image.stride[0],
+                  image.channel_stride};
+  return view;
+}
+// The image where its copy is.
+inline Image staged(const Image& image, const Tensor& copy) {
+  Image view = image;
+  view.data = copy.data;
+  view.channel_stride = 1;
+  view.n_stride = copy.strides[0];
+  for (int d = 0; d < 3; ++d) view.stride[d] = copy.strides[3 - d];
+  return view;
+}
+
+// As [group, row, d, h, w, column], summed over the columns.
+inline Tensor rows_by_columns(const ConvProblem& p, bool transposed) {
+  const ConvGeometry& g = p.geometry;
+  const ConvWeightStrides& s = p.w_strides;
+  Tensor view = p.w;
+  view.ndim = 6;
+  view.shape = {g.groups,           transposed ? g.c : g.k, g.window[0].kernel,
+                g.window[1].kernel, g.window[2].kernel,     transposed ? g.k : g.c};
+  view.strides = {s.group,   transposed ? s.c : s.k, s.taps[0], s.taps[1],
+                  s.taps[2], transposed ? s.k : s.c};
+  return view;
+}
+
+// Element strides of the weights as a matrix [rows, taps, cols] of each group, cols being neighbours.
+struct Weights {
+  void* data;
+  int64_t rows, cols, row, tap, group;
+};
+
+// ---- One convolution of an image ---------------------------------------------------------------
+
+// Along one dimension: the pixels of the result and the taps that they meet.
+struct Axis {
+  int64_t lower, step, count;         // of the pixels, in the image
+  int64_t taps, first_tap, tap_step;  // of the filter's
+  int64_t offset;                     // of neighbouring taps, in the image
+};
+
+inline Axis forward_axis(const Window& w, int64_t out) {
+  return {-w.pad_begin, w.stride, out, w.kernel, 0, 1, w.dilation};
+}
+// Pixels residue, residue + stride, ... of the input gradient. No taps: they are zeros.
+inline Axis gradient_axis(const Window& w, int64_t in, int64_t residue) {
+  const int64_t common = std::gcd(w.stride, w.dilation), step = w.stride / common;
+  const int64_t count = ceil_div(in - residue, w.stride), at = residue + w.pad_begin;
+  for (int64_t first = 0; first < std::min(step, w.kernel); ++first) {
+    if ((at - first * w.dilation) % w.stride != 0) continue;
+    const int64_t taps = (w.kernel - 1 - first) / step + 1, last = first + (taps - 1) * step;
+    return {(at - last * w.dilation) / w.stride, 1, count, taps, last, -step, w.dilation / common};
+  }
+  return {0, 1, count, 0, 0, 0, 0};
+}
+
+struct Axes {
+  Axis axis[3];  // w, h, d
+
+  bool has_taps() const { return axis[0].taps && axis[1].taps && axis[2].taps; }
+  int64_t pixels(int64_t n) const { return n * axis[0].count * axis[1].count * axis[2].count; }
+};
+
+// The rank of a tensor map: 5 where there is a third dimension.
+inline bool has_d(const ConvGeometry& g) {
+  return g.in[0] != 1 || g.out[0] != 1 || g.window[0].kernel != 1 || g.window[0].pad_begin != 0;
+}
+
+inline int64_t upper_corner(const Axis& axis, int64_t extent) {
+  return axis.lower + (axis.count - 1) * axis.step - (extent - 1);
+}
+// Within what tensor maps can say; `image` is where pixels and taps are.
+inline bool fits_map(const Axes& axes, const Image& image, bool d) {
+  const int64_t corner = d ? 16 : 128, offsets = d ? 32 : 256;
+  for (int i = 0; i < (d ? 3 : 2); ++i) {
+    const Axis& a = axes.axis[i];
+    const int64_t upper = upper_corner(a, image.extent[i]);
+    if (a.lower < -corner || a.lower >= corner || upper < -corner || upper >= corner) return false;
+    if (a.step > 8 || (a.taps - 1) * a.offset >= offsets) return false;
+  }
+  return true;
+}
+
+inline CUtensorMap columns_map(const Image& image, const Axes& axes, bool d, CUtensorMapDataType type,
+                        uint32_t pixels) {
+  Im2colShape shape{.type = type, .rank = d ? 5 : 4};
+  const auto stride = [&](int64_t s, int64_t extent) {
+    return static_cast<uint64_t>(extent == 1 ? 16 : s * image.bytes);
+  };
+  shape.extent[0] = image.channels;
+  for (int i = 0; i < shape.rank - 2; ++i) {
+    shape.extent[1 + i] = image.extent[i];
+    shape.stride_bytes[i] = stride(image.stride[i], image.extent[i]);
+    shape.lower[i] = static_cast<int>(axes.axis[i].lower);
+    shape.upper[i] = static_cast<int>(upper_corner(axes.axis[i], image.extent[i]));
+    shape.step[i] = static_cast<uint32_t>(axes.axis[i].step);
+  }
+  shape.extent[shape.rank - 1] = image.n;
+  shape.stride_bytes[shape.rank - 2] = stride(image.n_stride, image.n);
+  shape.channels = kSwizzleBytes / image.bytes;
+  shape.pixels = pixels;
+  return make_im2col_map(image.data, shape);
+}
+
+inline Sm90Pixels pixels_of(const Axes& axes, bool d) {
+  Sm90Pixels pixels;
+  pixels.has_d = d;
+  for (int i = 0; i < 3; ++i) {
+    pixels.extent[i] = FastDiv(axes.axis[i].count);
+    pixels.lower[i] = static_cast<int>(axes.axis[i].lower);
+    pixels.step[i] = static_cast<int>(axes.axis[i].step);
+  }
+  return pixels;
+}
+inline Sm90Taps taps_of(const Axes& axes, const ConvGeometry& g) {
+  Sm90Taps taps;
+  int64_t stride = 1;
+  for (int i = 0; i < 3; ++i) {
+    const Axis& a = axes.axis[i];
+    taps.count[i] = static_cast<int>(a.taps);
+    taps.offset[i] = static_cast<int>(a.offset);
+    taps.first += static_cast<int>(a.first_tap * stride);
+    taps.step[i] = static_cast<int>(a.tap_step * stride);
+    stride *= g.window[2 - i].kernel;
+  }
+  return taps;
+}
+
+// ---- What the directions share -----------------------------------------------------------------
+
+inline std::optional<Mma> mma_of(const ConvProblem& p) {
+  switch (p.x.dtype) {
+    case DType::kBFloat16:
+      return Mma::kBFloat16;
+    case DType::kFloat16:
+      return Mma::kFloat16;
+    case DType::kFloat32:
+      if (p.precision == DLK_PRECISION_TF32) return Mma::kTf32;
+      [[fallthrough]];
+    default:
+      return std::nullopt;
+  }
+}
+inline CUtensorMapDataType map_type(Mma mma, bool rounds) {
+  if (mma != Mma::kTf32) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return rounds ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+}
+inline Sm90Kernel find_kernel(Mma mma, int config, bool weights_along_k) {
+  return mma == Mma::kBFloat16  ? sm90_conv_kernel_bfloat16(config, weights_along_k)
+         : mma == Mma::kFloat16 ? sm90_conv_kernel_float16(config, weights_along_k)
+                                : sm90_conv_kernel_tf32(config, weights_along_k);
+}
+
+inline const char* unsuitable(const ConvProblem& p) {
+  if (compute_capability() != 90) return "needs compute capability 9.0";
+  if (!mma_of(p)) return "no tensor-core product of this dtype and precision";
+  const ConvGeometry& g = p.geometry;
+  if (p.x.numel() == 0 || p.y.numel() == 0 || p.w.numel() == 0) return "nothing to multiply";
+  const int64_t pixels = g.batch * std::max(g.in_count(), g.out_count());
+  if (pixels > INT_MAX / 16) return "too many pixels";
+  if (g.taps() > 1 << 15) return "too many taps";
+  const int64_t chunk = kSwizzleBytes / static_cast<int64_t>(dtype_size(p.x.dtype));
+  if (g.groups > 1 && (g.c % chunk != 0 || g.k % chunk != 0)) {
+    return "a group's channels are no multiple of 128 bytes";
+  }
+  return nullptr;
+}
+
+// Copies pay where multiply-adds without tensor cores take longer.
+inline bool worth_staging(const ConvGeometry& g) {
+  return double(g.batch) * g.out_count() * g.groups * g.k * g.c * g.taps() >= 1 << 25;
+}
+
+// The convolutions that make up the problem: f(axes, pixels of the result).
+template <class F>
+void for_each_axes(const ConvProblem& p, bool inverse, F&& f) {
+  const ConvGeometry& g = p.geometry;
+  Axes axes, result;
+  if (!inverse) {
+    for (int i = 0; i < 3; ++i) {
+      axes.axis[i] = forward_axis(g.window[2 - i], g.out[2 - i]);
+      result.axis[i] = {0, 1, g.out[2 - i]};
+    }
+    return f(axes, result);
+  }
+  int64_t residues[3];
+  for (int i = 0; i < 3; ++i) residues[i] = std::min(g.window[2 - i].stride, g.in[2 - i]);
+  for (int64_t number = 0; number < residues[0] * residues[1] * residues[2]; ++number) {
+    const int64_t residue[3] = {number % residues[0], number / residues[0] % residues[1],
+                                number / (residues[0] * residues[1])};
+    for (int i = 0; i < 3; ++i) {
+      const Window& w = g.window[2 - i];
+      axes.axis[i] = gradient_axis(w, g.in[2 - i], residue[i]);
+      result.axis[i] = {residue[i], w.stride, axes.axis[i].count};
+    }
+    f(axes, result);
+  }
+}
+
+}  // namespace dlkern::conv_sm90

@@ -1,0 +1,262 @@
+// Gradients of a convolution's weights on Hopper, on the host. The sum runs over all pixels: it is cut
+// into parts, which a second kernel adds in their order.
+#include "cuda/conv.h"
+#include "cuda/conv_sm90_host.h"
+
+namespace dlkern {
+namespace {
+
+using namespace conv_sm90;
+
+// ---- Gradients of weights ----------------------------------------------------------------------
+
+struct WeightPlan {
+  const char* reason = nullptr;
+  Mma mma{};
+  int config = 0;
+  Axes axes{};
+  int64_t chunks = 0, cols = 0;  // of 64 channels, in a tap; columns of the product
+  int64_t parts = 1, part_blocks = 0, blocks = 0;
+  bool direct = false;  // the only part is the gradient
+  Stage x_stage, dy_stage;
+  size_t workspace_bytes = 0;  // the sums of parts come first
+};
+
+// How many parts a sum over so many stages is cut into: by an estimate of the clocks.
+int64_t parts_for(const Sm90Config& c, int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
+  const int64_t sms = multiprocessor_count();
+  const int64_t tiles =
+      ceil_div(rows, c.m) * ceil_div(cols, c.n * c.multicast) * c.multicast * groups;
+  const double stage = std::max(c.m * c.n / 32.0, (c.m / c.multicast + c.n) * kSwizzleBytes / 60.0);
+  int64_t best = 1;
+  double least = 0;
+  for (int64_t parts = 1; parts <= std::max<int64_t>(stages / 8, 1) && parts <= sms; ++parts) {
+    const double waves = ceil_div(tiles * parts, sms);
+    const double sums =
+        parts == 1 ? 0 : 4000 + 8.0 * (parts + 1) * groups * rows * cols / (sms * 20);
+    const double cost = waves * (ceil_div(stages, parts) * stage + 2500) + sums;
+    if (parts == 1 || cost < least) {
+      best = parts;
+      least = cost;
+    }
+  }
+  return best;
+}
+
+// Whether the gradient is a matrix of 16-bit elements that leaves like any other result.
+bool stores_directly(const ConvProblem& p, const Sm90Spread& spread) {
+  const ConvGeometry& g = p.geometry;
+  const ConvWeightStrides& s = p.w_strides;
+  if (p.accumulate || spread.padded || g.c % 64 != 0 || s.c != 1) return false;
+  int64_t expected = g.c;
+  for (int d = 2; d >= 0; --d) {
+    if (g.window[d].kernel == 1) continue;
+    if (s.taps[d] != expected) return false;
+    expected *= g.window[d].kernel;
+  }
+  return reinterpret_cast<uintptr_t>(p.w.data) % 16 == 0 && is_copyable(s.k, g.k, 2) &&
+         is_copyable(s.group, g.groups, 2);
+}
+
+WeightPlan plan_weights(const ConvProblem& p, bool staging, const Sm90Spread& spread = {}) {
+  WeightPlan plan;
+  plan.reason = unsuitable(p);
+  if (plan.reason) return plan;
+  const ConvGeometry& g = p.geometry;
+  plan.mma = *mma_of(p);
+  if (plan.mma == Mma::kTf32) plan.reason = "tf32 operands along the pixels";
+  const Image dy = image_of(p, false);
+  for_each_axes(p, false, [&](const Axes& axes, const Axes&) { plan.axes = axes; });
+  if (!fits_map(plan.axes, image_of(p, true), has_d(g))) {
+    plan.reason = "padding, dilation or stride beyond a tensor map's";
+  }
+  plan.chunks = ceil_div(g.c, 64);
+  plan.cols = g.taps() * plan.chunks * 64;
+  if (plan.cols > INT_MAX / 16) plan.reason = "too many columns";
+  if (plan.reason) return plan;
+  const char* of_x = unsuitable(image_of(p, true), false);
+  const char* of_dy = unsuitable(dy, false);
+  if (!of_dy && !dy.is_matrix()) of_dy = "the gradient's pixels are no rows of a matrix";
+  if (!staging) {
+    plan.reason = of_x ? of_x : of_dy;
+  } else if (!of_x && !of_dy) {
+    plan.reason = "nothing to copy";
+  } else if (!worth_staging(g)) {
+    plan.reason = "too small to copy images first";
+  }
+  if (plan.reason) return plan;
+  plan.config = kSm90ConvImageConfigs + (g.k > 64 ? 0 : 1);
+  plan.blocks = ceil_div(dy.pixels(), 64);
+  const int64_t parts =
+      parts_for(kSm90ConvConfigs[plan.config], g.k, plan.cols, g.groups, plan.blocks);
+  plan.part_blocks = ceil_div(plan.blocks, parts);
+  plan.parts = ceil_div(plan.blocks, plan.part_blocks);
+  plan.direct = plan.parts == 1 && stores_directly(p, spread);
+  if (!plan.direct) {
+    plan.workspace_bytes =
+        ceil_div(plan.parts * g.groups * g.k * plan.cols, 64) * 64 * sizeof(float);
+  }
+  if (of_x) plan.x_stage = Stage(pixels_by_channels(p.x, image_of(p, true)), plan.workspace_bytes);
+  if (of_dy) plan.dy_stage = Stage(pixels_by_channels(p.y, dy), plan.workspace_bytes);
+  return plan;
+}
+
+struct SumArgs {
+  const float* sums;  // [group, part, k, tap, padded channel]
+  void* dw;
+  ConvWeightStrides strides;
+  FastDiv c, taps, taps_hw, taps_w, k;
+  int64_t count, parts, cols, padded, part_size;
+  Sm90Spread spread;
+  FastDiv spread_padded;
+  bool accumulate;
+};
+
+// Parts are added in their order.
+template <class T>
+__global__ void __launch_bounds__(256) conv_weight_sum_kernel(const SumArgs args) {
+  int64_t c = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (c >= args.count) return;
+  int64_t tap = args.c.divide(c), k = args.taps.divide(tap), group = args.k.divide(k);
+  const float* from =
+      args.sums + group * args.parts * args.part_size + k * args.cols + tap * args.padded + c;
+  const ConvWeightStrides& s = args.strides;
+  int64_t at = group * s.group + k * s.k;
+  if (args.spread.padded) {
+    at += args.spread_padded.divide(c) * args.spread.stride;
+    if (c >= args.spread.channels) return;
+  }
+  float sum = 0;
+#pragma unroll 8
+  for (int64_t part = 0; part < args.parts; ++part) sum += from[part * args.part_size];
+  const int64_t d = args.taps_hw.divide(tap), h = args.taps_w.divide(tap);
+  at += c * s.c + d * s.taps[0] + h * s.taps[1] + tap * s.taps[2];
+  T* to = static_cast<T*>(args.dw) + at;
+  if (args.accumulate) sum += static_cast<float>(*to);
+  *to = static_cast<T>(sum);
+}
+
+void add_weight_parts(const ConvProblem& p, const WeightPlan& plan, const Sm90Spread& spread,
+                      const Launch& launch) {
+  const ConvGeometry& g = p.geometry;
+  const int64_t w = g.window[2].kernel, hw = w * g.window[1].kernel;
+  const SumArgs args{static_cast<const float*>(launch.workspace),
+                     p.w.data,
+                     p.w_strides,
+                     FastDiv(g.c),
+                     FastDiv(g.taps()),
+                     FastDiv(hw),
+                     FastDiv(w),
+                     FastDiv(g.k),
+                     g.groups * g.k * g.taps() * g.c,
+                     plan.parts,
+                     plan.cols,
+                     plan.chunks * 64,
+                     g.k * plan.cols,
+                     spread,
+                     FastDiv(spread.padded),
+                     p.accumulate};
+  dispatch_floating(p.w.dtype, [&]<class T>() {
+    launch_kernel(conv_weight_sum_kernel<T>, static_cast<unsigned>(ceil_div(args.count, 256)), 256,
+                  0, launch.stream, args);
+  });
+}
+
+void run_weights(const ConvProblem& p, bool staging, const Launch& launch,
+                 const Sm90Spread& spread = {}) {
+  const WeightPlan plan = plan_weights(p, staging, spread);
+  const ConvGeometry& g = p.geometry;
+  const Sm90Config& c = kSm90ConvConfigs[plan.config];
+  Image x = image_of(p, true), dy = image_of(p, false);
+  for (const auto& [stage, image] :
+       {std::pair(&plan.x_stage, &x), std::pair(&plan.dy_stage, &dy)}) {
+    if (!stage->tensor) continue;
+    stage->fill(launch);
+    *image = staged(*image, stage->at(launch));
+  }
+  const bool d = has_d(g);
+  Sm90ConvArgs args;
+  args.features = kWide;
+  args.rows = static_cast<int>(g.k);
+  args.cols = static_cast<int>(plan.cols);
+  args.k_blocks = static_cast<int>(plan.blocks);
+  args.part_blocks = static_cast<int>(plan.part_blocks);
+  args.parts = static_cast<int>(plan.parts);
+  args.columns.pixels = pixels_of(plan.axes, d);
+  args.columns.taps = taps_of(plan.axes, g);
+  args.columns.channels = static_cast<int>(g.c);
+  args.columns.no_channel = static_cast<int>(ceil_div(x.channels, 64) * 64);
+  args.columns.chunks = FastDiv(plan.chunks);
+  set_sm90_tiles(c, plan.parts, g.groups, g.groups, args);
+  const auto type = map_type(plan.mma, true);
+  const auto stride = [](int64_t s, int64_t extent) {
+    return static_cast<uint64_t>(extent == 1 ? 16 : s);
+  };
+  const auto cols = static_cast<uint64_t>(plan.cols), rows = static_cast<uint64_t>(g.k);
+  const auto groups = static_cast<uint64_t>(g.groups);
+  const CUtensorMap map_dy = make_tensor_map(
+      dy.data,
+      {type,
+       dy.bytes,
+       {rows, static_cast<uint64_t>(dy.pixels()), groups, 1},
+       {stride(dy.stride[0] * dy.bytes, dy.pixels()), stride(g.k * dy.bytes, g.groups), 16},
+       {64, 64}});
+  CUtensorMap map_y;
+  if (plan.direct) {
+    args.features = kStraight | (plan.mma == Mma::kBFloat16 ? kBFloat16 : 0);
+    args.y.step[0][1] = 1;
+    map_y = make_tensor_map(
+        p.w.data, {type,
+                   2,
+                   {cols, rows, groups, 1},
+                   {stride(2 * p.w_strides.k, g.k), stride(2 * p.w_strides.group, g.groups), 16},
+                   {64, 16}});
+  } else {
+    args.y.step[1][1] = 1;  // groups; parts are dimension 2
+    const uint64_t line = plan.cols * sizeof(float), part = line * rows;
+    map_y =
+        make_tensor_map(launch.workspace, {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                                           4,
+                                           {cols, rows, static_cast<uint64_t>(plan.parts), groups},
+                                           {line, part, part * plan.parts},
+                                           {32, 16}});
+  }
+  const Sm90Kernel kernel = find_kernel(plan.mma, plan.config, false);
+  const int clusters = std::min(sm90_clusters_at_once(kernel, c.multicast), args.tiles);
+  launch_sm90(kernel, clusters, c.multicast,
+              {map_dy, columns_map(x, plan.axes, d, type, 64), map_y}, args, launch.stream);
+  if (!plan.direct) add_weight_parts(p, plan, spread, launch);
+  if (p.bias) add_bias_gradient(p, launch);
+}
+template <bool kStaging>
+constexpr Impl<ConvBackwardWeight> make_impl() {
+  return {kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
+          [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).reason; },
+          [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).workspace_bytes; },
+          [](const ConvBackwardWeight& p, const Launch& launch) {
+            run_weights(p, kStaging, launch);
+          }};
+}
+// With images as they lie, and copied in the workspace.
+constexpr Impl<ConvBackwardWeight> kImpls[] = {make_impl<false>(), make_impl<true>()};
+
+// Whether the result's gradient has to be copied.
+bool needs_staging(const ConvProblem& p, const Sm90Spread& spread) {
+  return plan_weights(p, false, spread).reason;
+}
+
+}  // namespace
+
+const char* sm90_weights_decline(const ConvProblem& p, const Sm90Spread& spread) {
+  return plan_weights(p, needs_staging(p, spread), spread).reason;
+}
+size_t sm90_weights_workspace_bytes(const ConvProblem& p, const Sm90Spread& spread) {
+  return plan_weights(p, needs_staging(p, spread), spread).workspace_bytes;
+}
+void sm90_weights(const ConvProblem& p, const Sm90Spread& spread, const Launch& launch) {
+  run_weights(p, needs_staging(p, spread), launch, spread);
+}
+
+ImplList<ConvBackwardWeight> conv_backward_weight_sm90_impls() { return kImpls; }
+
+}  // namespace dlkern
