@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -202,7 +202,11 @@ def _is_hip() -> bool:
     return bool(_dlkern.build_info()["gpu"] == "hip")
 
 
-_FLAGS = {(True, False): "readonly", (False, True): "writeonly", (True, True): "readwrite"}
+_FLAGS: dict[tuple[bool, bool], Literal["readonly", "writeonly", "readwrite"]] = {
+    (True, False): "readonly",
+    (False, True): "writeonly",
+    (True, True): "readwrite",
+}
 
 
 _NUMBERS = (bool, int, float, np.generic)

@@ -220,12 +220,11 @@ void run_images(const ConvProblem& p, bool inverse, bool staging, const Launch& 
 template <class Problem, bool kStaging>
 constexpr Impl<Problem> make_impl() {
   constexpr bool kInverse = std::is_same_v<Problem, ConvBackwardInput>;
-  return {kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
-          [](const Problem& p) { return plan_images(p, kInverse, kStaging).reason; },
-          [](const Problem& p) { return plan_images(p, kInverse, kStaging).workspace_bytes; },
-          [](const Problem& p, const Launch& launch) {
-            run_images(p, kInverse, kStaging, launch);
-          }};
+  return {
+      kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
+      [](const Problem& p) { return plan_images(p, kInverse, kStaging).reason; },
+      [](const Problem& p) { return plan_images(p, kInverse, kStaging).workspace_bytes; },
+      [](const Problem& p, const Launch& launch) { run_images(p, kInverse, kStaging, launch); }};
 }
 // With images as they lie, and copied in the workspace.
 template <class Problem>

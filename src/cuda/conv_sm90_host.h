@@ -190,8 +190,8 @@ inline bool fits_map(const Axes& axes, const Image& image, bool d) {
   return true;
 }
 
-inline CUtensorMap columns_map(const Image& image, const Axes& axes, bool d, CUtensorMapDataType type,
-                        uint32_t pixels) {
+inline CUtensorMap columns_map(const Image& image, const Axes& axes, bool d,
+                               CUtensorMapDataType type, uint32_t pixels) {
   Im2colShape shape{.type = type, .rank = d ? 5 : 4};
   const auto stride = [&](int64_t s, int64_t extent) {
     return static_cast<uint64_t>(extent == 1 ? 16 : s * image.bytes);

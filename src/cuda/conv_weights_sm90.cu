@@ -230,12 +230,11 @@ void run_weights(const ConvProblem& p, bool staging, const Launch& launch,
 }
 template <bool kStaging>
 constexpr Impl<ConvBackwardWeight> make_impl() {
-  return {kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
-          [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).reason; },
-          [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).workspace_bytes; },
-          [](const ConvBackwardWeight& p, const Launch& launch) {
-            run_weights(p, kStaging, launch);
-          }};
+  return {
+      kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
+      [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).reason; },
+      [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).workspace_bytes; },
+      [](const ConvBackwardWeight& p, const Launch& launch) { run_weights(p, kStaging, launch); }};
 }
 // With images as they lie, and copied in the workspace.
 constexpr Impl<ConvBackwardWeight> kImpls[] = {make_impl<false>(), make_impl<true>()};
