@@ -98,6 +98,8 @@ def test_edge_24_deleter_runs_once(gpu, versioned):
 
 @pytest.mark.parametrize("dtype", ["int16", "complex64", "complex128", "float8_e4m3fn"])
 def test_edge_25_dtype_is_named(gpu, dtype):
+    if gpu.framework == "cupy" and "float8" in dtype:
+        pytest.skip("CuPy has no float8 arrays")
     x = gpu.empty((4,), dtype)
     with pytest.raises(TypeError, match=f"softmax: x.dtype is {dtype}"):
         dlkern.softmax(x)

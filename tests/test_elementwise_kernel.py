@@ -289,7 +289,7 @@ def test_which_way_is_taken(backend):
     name, why = ways(backend.array(np.ones((6, 64), np.float32), "unaligned"), x)
     assert name == "nvrtc_shifted"
     assert "x is at an address that is no multiple of 16" in why
-    few = backend.array(np.ones((6, 7), np.float32), "unaligned")
+    few = backend.array(np.ones((6, 3), np.float32), "unaligned")
     assert ways(few, few)[0] == "nvrtc_scattered"
 
 

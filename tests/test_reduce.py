@@ -478,10 +478,11 @@ def test_truths(backend, rng, op, shape):
         for layout in LAYOUTS if shape else ("contiguous",):
             on_device = backend.array(x, layout)
             for axis in (None, *range(len(shape))):
-                y = LOGICAL[op](on_device, axis)
-                np.testing.assert_array_equal(backend.numpy(y), getattr(np, op)(x, axis))
-                y = LOGICAL[op](on_device, axis, keepdims=True)
-                assert backend.numpy(y).shape == np.sum(x, axis, keepdims=True).shape
+                for keepdims in (False, True):
+                    expected = np.asarray(getattr(np, op)(x, axis, keepdims=keepdims))
+                    y = backend.empty(expected.shape, "bool")
+                    LOGICAL[op](on_device, axis, keepdims=keepdims, out=y)
+                    np.testing.assert_array_equal(backend.numpy(y), expected)
 
 
 def test_truths_of_odd_bytes_and_of_nothing():

@@ -201,16 +201,25 @@ struct NextRow {
   static size_t bytes(int threads, int team, int tensors) {
     return sizeof(uint4) * 2 * tensors * (threads + (kAny ? threads / team : 0));
   }
-  // Of the first n elements at `row`, or zeros.
+  // Of the first n elements at `row`, or zeros. Where 16 bytes end behind them, elements one by one.
   __device__ __forceinline__ void load(int turn, int tensor, const T* row, int n) const {
     uint4* slot = slots + (2 * tensor + turn) * pitch;
+    const int shift = kAny ? shift_of(row) : 0, bytes = n * static_cast<int>(sizeof(T));
+    const char* aligned = reinterpret_cast<const char*>(row) - shift;
     const auto copy = [&](int number) {
-      const int at = number * 16 - (kAny ? shift_of(row) : 0),
-                left = n * static_cast<int>(sizeof(T)) - at;
-      cp_async<16>(slot + number - rank, reinterpret_cast<const char*>(row) + (left > 0 ? at : 0),
-                   left < 0    ? 0
-                   : left < 16 ? left
-                               : 16);
+      const int at = number * 16, left = bytes + shift - at;
+      uint4* to = slot + number - rank;
+      if (kAny && left > 0 && left < 16) {
+        const T* from = reinterpret_cast<const T*>(aligned + at);
+        Piece<T> piece{};
+#pragma unroll
+        for (int e = 0; e < kPiece<T>; ++e) {
+          if (e * static_cast<int>(sizeof(T)) < left) piece.set(e, from[e]);
+        }
+        *to = make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
+      } else {
+        cp_async<16>(to, aligned + (left > 0 ? at : 0), left > 0 ? 16 : 0);
+      }
     };
     copy(rank);
     if (kAny && rank == 0) copy(size);
