@@ -18,7 +18,7 @@ FUNCTIONS = [dlkern.relu, dktf.relu]
 
 def test_importing_dlkern_imports_no_framework():
     check = "import sys, dlkern; assert not {'tensorflow', 'keras'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+    subprocess.run([sys.executable, "-P", "-c", check], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=["plain", "dlkern.tensorflow"])

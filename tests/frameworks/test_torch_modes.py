@@ -432,10 +432,11 @@ def test_two_processes_average_their_gradients(tmp_path):
     if not torch.distributed.is_available():
         pytest.skip("torch without torch.distributed")
     here = Path(__file__).resolve().parent
-    path = os.pathsep.join((str(here), str(here.parent), os.environ.get("PYTHONPATH", "")))
+    paths = (str(here), str(here.parent), os.environ.get("PYTHONPATH"))
+    path = os.pathsep.join(filter(None, paths))  # an empty one would be the current folder
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", TWO_PROCESSES, str(rank), str(tmp_path / "group")],
+            [sys.executable, "-P", "-c", TWO_PROCESSES, str(rank), str(tmp_path / "group")],
             env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)
