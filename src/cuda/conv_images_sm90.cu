@@ -51,18 +51,11 @@ bool in_place(const ConvProblem& p, ImagePlan& plan) {
   const ConvGeometry& g = p.geometry;
   const ConvWeightStrides& s = p.w_strides;
   const int bytes = plan.from.bytes;
-  // Taps that count as one dimension.
-  int64_t tap = 0, expected = 0;
-  for (int d = 2; d >= 0; --d) {
-    const int64_t kernel = g.window[d].kernel;
-    if (kernel == 1) continue;
-    if (tap == 0) tap = expected = s.taps[d];
-    if (s.taps[d] != expected) return false;
-    expected *= kernel;
-  }
-  plan.weights = {p.w.data, g.k, g.c, s.k, tap, s.group};
+  const std::optional<int64_t> tap = tap_stride(p);
+  if (!tap) return false;
+  plan.weights = {p.w.data, g.k, g.c, s.k, *tap, s.group};
   return (s.c == 1 || g.c == 1) && reinterpret_cast<uintptr_t>(p.w.data) % 16 == 0 &&
-         is_copyable(s.k, g.k, bytes) && is_copyable(tap, g.taps(), bytes) &&
+         is_copyable(s.k, g.k, bytes) && is_copyable(*tap, g.taps(), bytes) &&
          is_copyable(s.group, g.groups, bytes);
 }
 
@@ -92,13 +85,7 @@ ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
 
   const char* of_from = unsuitable(plan.from, false);
   const char* of_to = unsuitable(plan.to, true);
-  if (!staging) {
-    plan.reason = of_from ? of_from : of_to;
-  } else if (!of_from && !of_to) {
-    plan.reason = "nothing to copy";
-  } else if (!worth_staging(g)) {
-    plan.reason = "too small to copy images first";
-  }
+  plan.reason = staging_declines(staging, of_from, of_to, g);
   if (plan.reason) return plan;
   const Tensor *from = inverse ? &p.y : &p.x, *to = inverse ? &p.x : &p.y;
   if (of_from) plan.from_stage = Stage(pixels_by_channels(*from, plan.from), plan.workspace_bytes);
@@ -117,16 +104,14 @@ ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
 CUtensorMap weights_map(const ImagePlan& plan, int64_t taps, int64_t groups, int rows) {
   const Weights& w = plan.weights;
   const int bytes = plan.from.bytes;
-  const auto stride = [&](int64_t s, int64_t extent) {
-    return static_cast<uint64_t>(extent == 1 ? 16 : s * bytes);
-  };
   const uint32_t depth = kSwizzleBytes / bytes;
   return make_tensor_map(w.data,
                          {map_type(plan.mma, true),
                           bytes,
                           {static_cast<uint64_t>(w.cols), static_cast<uint64_t>(w.rows),
                            static_cast<uint64_t>(taps), static_cast<uint64_t>(groups)},
-                          {stride(w.row, w.rows), stride(w.tap, taps), stride(w.group, groups)},
+                          {map_stride(w.row * bytes, w.rows), map_stride(w.tap * bytes, taps),
+                           map_stride(w.group * bytes, groups)},
                           {depth, plan.along_k ? static_cast<uint32_t>(rows) : depth}});
 }
 
@@ -181,15 +166,13 @@ void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, con
     args.result_channels = static_cast<int>(plan.k);
     map_y = columns_map(to, result, d, map_type(plan.mma, false), 16);
   } else {
-    const auto stride = [&](int64_t s, int64_t extent) {
-      return static_cast<uint64_t>(extent == 1 ? 16 : s * to.bytes);
-    };
     map_y = make_tensor_map(to.data,
                             {map_type(plan.mma, false),
                              to.bytes,
                              {static_cast<uint64_t>(plan.k), static_cast<uint64_t>(to.pixels()),
                               static_cast<uint64_t>(g.groups), 1},
-                             {stride(to.stride[0], to.pixels()), stride(plan.k, g.groups), 16},
+                             {map_stride(to.stride[0] * to.bytes, to.pixels()),
+                              map_stride(plan.k * to.bytes, g.groups), 16},
                              {columns, 16}});
   }
   const Sm90Kernel kernel = find_kernel(plan.mma, config, plan.along_k);
@@ -200,8 +183,7 @@ void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, con
               args, launch.stream);
 }
 
-void run_images(const ConvProblem& p, bool inverse, bool staging, const Launch& launch) {
-  ImagePlan plan = plan_images(p, inverse, staging);
+void run_images(const ConvProblem& p, ImagePlan plan, const Launch& launch) {
   if (plan.from_stage.tensor) {
     plan.from_stage.fill(launch);
     plan.from = staged(plan.from, plan.from_stage.at(launch));
@@ -211,7 +193,7 @@ void run_images(const ConvProblem& p, bool inverse, bool staging, const Launch& 
     plan.weights_stage.fill(launch);
     plan.weights.data = plan.weights_stage.at(launch).data;
   }
-  for_each_axes(p, inverse, [&](const Axes& axes, const Axes& result) {
+  for_each_axes(p, plan.inverse, [&](const Axes& axes, const Axes& result) {
     run_axes(p, plan, axes, result, launch);
   });
   if (plan.to_stage.tensor) plan.to_stage.empty(launch);
@@ -220,30 +202,33 @@ void run_images(const ConvProblem& p, bool inverse, bool staging, const Launch& 
 template <class Problem, bool kStaging>
 constexpr Impl<Problem> make_impl() {
   constexpr bool kInverse = std::is_same_v<Problem, ConvBackwardInput>;
-  return {
-      kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
-      [](const Problem& p) { return plan_images(p, kInverse, kStaging).reason; },
-      [](const Problem& p) { return plan_images(p, kInverse, kStaging).workspace_bytes; },
-      [](const Problem& p, const Launch& launch) { run_images(p, kInverse, kStaging, launch); }};
+  return {kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
+          [](const Problem& p) { return plan_images(p, kInverse, kStaging).reason; },
+          [](const Problem& p) { return plan_images(p, kInverse, kStaging).workspace_bytes; },
+          [](const Problem& p, const Launch& launch) {
+            run_images(p, plan_images(p, kInverse, kStaging), launch);
+          }};
 }
 // With images as they lie, and copied in the workspace.
 template <class Problem>
 constexpr Impl<Problem> kImpls[] = {make_impl<Problem, false>(), make_impl<Problem, true>()};
 
-// Whether the result has to be copied.
-bool needs_staging(const ConvProblem& p) { return plan_images(p, false, false).reason; }
+// The result may have to be copied.
+ImagePlan plan_forward(const ConvProblem& p) {
+  const ImagePlan plan = plan_images(p, false, false);
+  return plan.reason ? plan_images(p, false, true) : plan;
+}
 
 }  // namespace
 
-const char* sm90_forward_declines(const ConvProblem& p) {
-  return plan_images(p, false, needs_staging(p)).reason;
-}
+const char* sm90_forward_declines(const ConvProblem& p) { return plan_forward(p).reason; }
 size_t sm90_forward_workspace_bytes(const ConvProblem& p) {
-  return plan_images(p, false, needs_staging(p)).workspace_bytes;
+  return plan_forward(p).workspace_bytes;
 }
 void sm90_forward(const ConvProblem& p, const Launch& launch) {
-  run_images(p, false, needs_staging(p), launch);
+  run_images(p, plan_forward(p), launch);
 }
+
 ImplList<ConvForward> conv_forward_sm90_impls() { return kImpls<ConvForward>; }
 ImplList<ConvBackwardInput> conv_backward_input_sm90_impls() { return kImpls<ConvBackwardInput>; }
 

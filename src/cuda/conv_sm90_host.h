@@ -53,6 +53,10 @@ inline bool is_copyable(int64_t stride, int64_t extent, int bytes) {
   return extent == 1 ||
          (stride > 0 && stride * bytes % 16 == 0 && stride * bytes < (int64_t{1} << 40));
 }
+// A tensor map's stride, which is not looked at where nothing lies along it.
+inline uint64_t map_stride(int64_t stride_bytes, int64_t extent) {
+  return static_cast<uint64_t>(extent == 1 ? 16 : stride_bytes);
+}
 // nullptr where the copy engine takes an image as it lies. Results are stored in pieces of 16 bytes.
 inline const char* unsuitable(const Image& image, bool is_result) {
   if (image.channel_stride != 1) return "channels are not neighbours in memory";
@@ -98,6 +102,7 @@ struct Stage {
     for (const Impl<Copy>& impl : gpu_impls<Copy>()) {
       if (!impl.supports(copy)) return impl.run(copy, launch);
     }
+    fail(DLK_INTERNAL, "no copy for a convolution");
   }
 };
 
@@ -193,19 +198,16 @@ inline bool fits_map(const Axes& axes, const Image& image, bool d) {
 inline CUtensorMap columns_map(const Image& image, const Axes& axes, bool d,
                                CUtensorMapDataType type, uint32_t pixels) {
   Im2colShape shape{.type = type, .rank = d ? 5 : 4};
-  const auto stride = [&](int64_t s, int64_t extent) {
-    return static_cast<uint64_t>(extent == 1 ? 16 : s * image.bytes);
-  };
   shape.extent[0] = image.channels;
   for (int i = 0; i < shape.rank - 2; ++i) {
     shape.extent[1 + i] = image.extent[i];
-    shape.stride_bytes[i] = stride(image.stride[i], image.extent[i]);
+    shape.stride_bytes[i] = map_stride(image.stride[i] * image.bytes, image.extent[i]);
     shape.lower[i] = static_cast<int>(axes.axis[i].lower);
     shape.upper[i] = static_cast<int>(upper_corner(axes.axis[i], image.extent[i]));
     shape.step[i] = static_cast<uint32_t>(axes.axis[i].step);
   }
   shape.extent[shape.rank - 1] = image.n;
-  shape.stride_bytes[shape.rank - 2] = stride(image.n_stride, image.n);
+  shape.stride_bytes[shape.rank - 2] = map_stride(image.n_stride * image.bytes, image.n);
   shape.channels = kSwizzleBytes / image.bytes;
   shape.pixels = pixels;
   return make_im2col_map(image.data, shape);
@@ -275,9 +277,35 @@ inline const char* unsuitable(const ConvProblem& p) {
   return nullptr;
 }
 
-// Copies pay where multiply-adds without tensor cores take longer.
-inline bool worth_staging(const ConvGeometry& g) {
-  return double(g.batch) * g.out_count() * g.groups * g.k * g.c * g.taps() >= 1 << 25;
+// The stride of the taps counted as one dimension, 0 where there is one tap; nullopt where they have
+// no common stride.
+inline std::optional<int64_t> tap_stride(const ConvProblem& p) {
+  int64_t tap = 0, expected = 0;
+  for (int d = 2; d >= 0; --d) {
+    const int64_t kernel = p.geometry.window[d].kernel;
+    if (kernel == 1) continue;
+    if (tap == 0) tap = expected = p.w_strides.taps[d];
+    if (p.w_strides.taps[d] != expected) return std::nullopt;
+    expected *= kernel;
+  }
+  return tap;
+}
+
+// Why images are not copied where they may be (`staging`), or are not taken where they may not;
+// `first` and `second`: why they are not taken as they lie. Copies pay where multiply-adds without
+// tensor cores take longer.
+inline const char* staging_declines(bool staging, const char* first, const char* second,
+                                    const ConvGeometry& g) {
+  if (!staging) return first ? first : second;
+  if (!first && !second) return "nothing to copy";
+  const double products = double(g.batch) * g.out_count() * g.groups * g.k * g.c * g.taps();
+  return products < 1 << 25 ? "too small to copy images first" : nullptr;
+}
+
+inline Axes forward_axes(const ConvGeometry& g) {
+  Axes axes;
+  for (int i = 0; i < 3; ++i) axes.axis[i] = forward_axis(g.window[2 - i], g.out[2 - i]);
+  return axes;
 }
 
 // The convolutions that make up the problem: f(axes, pixels of the result).
@@ -286,11 +314,8 @@ void for_each_axes(const ConvProblem& p, bool inverse, F&& f) {
   const ConvGeometry& g = p.geometry;
   Axes axes, result;
   if (!inverse) {
-    for (int i = 0; i < 3; ++i) {
-      axes.axis[i] = forward_axis(g.window[2 - i], g.out[2 - i]);
-      result.axis[i] = {0, 1, g.out[2 - i]};
-    }
-    return f(axes, result);
+    for (int i = 0; i < 3; ++i) result.axis[i] = {0, 1, g.out[2 - i]};
+    return f(forward_axes(g), result);
   }
   int64_t residues[3];
   for (int i = 0; i < 3; ++i) residues[i] = std::min(g.window[2 - i].stride, g.in[2 - i]);

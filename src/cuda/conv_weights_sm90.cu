@@ -8,8 +8,6 @@ namespace {
 
 using namespace conv_sm90;
 
-// ---- Gradients of weights ----------------------------------------------------------------------
-
 struct WeightPlan {
   const char* reason = nullptr;
   Mma mma{};
@@ -48,12 +46,7 @@ bool stores_directly(const ConvProblem& p, const Sm90Spread& spread) {
   const ConvGeometry& g = p.geometry;
   const ConvWeightStrides& s = p.w_strides;
   if (p.accumulate || spread.padded || g.c % 64 != 0 || s.c != 1) return false;
-  int64_t expected = g.c;
-  for (int d = 2; d >= 0; --d) {
-    if (g.window[d].kernel == 1) continue;
-    if (s.taps[d] != expected) return false;
-    expected *= g.window[d].kernel;
-  }
+  if (g.taps() > 1 && tap_stride(p) != g.c) return false;
   return reinterpret_cast<uintptr_t>(p.w.data) % 16 == 0 && is_copyable(s.k, g.k, 2) &&
          is_copyable(s.group, g.groups, 2);
 }
@@ -66,7 +59,7 @@ WeightPlan plan_weights(const ConvProblem& p, bool staging, const Sm90Spread& sp
   plan.mma = *mma_of(p);
   if (plan.mma == Mma::kTf32) plan.reason = "tf32 operands along the pixels";
   const Image dy = image_of(p, false);
-  for_each_axes(p, false, [&](const Axes& axes, const Axes&) { plan.axes = axes; });
+  plan.axes = forward_axes(g);
   if (!fits_map(plan.axes, image_of(p, true), has_d(g))) {
     plan.reason = "padding, dilation or stride beyond a tensor map's";
   }
@@ -77,13 +70,7 @@ WeightPlan plan_weights(const ConvProblem& p, bool staging, const Sm90Spread& sp
   const char* of_x = unsuitable(image_of(p, true), false);
   const char* of_dy = unsuitable(dy, false);
   if (!of_dy && !dy.is_matrix()) of_dy = "the gradient's pixels are no rows of a matrix";
-  if (!staging) {
-    plan.reason = of_x ? of_x : of_dy;
-  } else if (!of_x && !of_dy) {
-    plan.reason = "nothing to copy";
-  } else if (!worth_staging(g)) {
-    plan.reason = "too small to copy images first";
-  }
+  plan.reason = staging_declines(staging, of_x, of_dy, g);
   if (plan.reason) return plan;
   plan.config = kSm90ConvImageConfigs + (g.k > 64 ? 0 : 1);
   plan.blocks = ceil_div(dy.pixels(), 64);
@@ -162,9 +149,8 @@ void add_weight_parts(const ConvProblem& p, const WeightPlan& plan, const Sm90Sp
   });
 }
 
-void run_weights(const ConvProblem& p, bool staging, const Launch& launch,
+void run_weights(const ConvProblem& p, const WeightPlan& plan, const Launch& launch,
                  const Sm90Spread& spread = {}) {
-  const WeightPlan plan = plan_weights(p, staging, spread);
   const ConvGeometry& g = p.geometry;
   const Sm90Config& c = kSm90ConvConfigs[plan.config];
   Image x = image_of(p, true), dy = image_of(p, false);
@@ -189,9 +175,6 @@ void run_weights(const ConvProblem& p, bool staging, const Launch& launch,
   args.columns.chunks = FastDiv(plan.chunks);
   set_sm90_tiles(c, plan.parts, g.groups, g.groups, args);
   const auto type = map_type(plan.mma, true);
-  const auto stride = [](int64_t s, int64_t extent) {
-    return static_cast<uint64_t>(extent == 1 ? 16 : s);
-  };
   const auto cols = static_cast<uint64_t>(plan.cols), rows = static_cast<uint64_t>(g.k);
   const auto groups = static_cast<uint64_t>(g.groups);
   const CUtensorMap map_dy = make_tensor_map(
@@ -199,18 +182,18 @@ void run_weights(const ConvProblem& p, bool staging, const Launch& launch,
       {type,
        dy.bytes,
        {rows, static_cast<uint64_t>(dy.pixels()), groups, 1},
-       {stride(dy.stride[0] * dy.bytes, dy.pixels()), stride(g.k * dy.bytes, g.groups), 16},
+       {map_stride(dy.stride[0] * dy.bytes, dy.pixels()), map_stride(g.k * dy.bytes, g.groups), 16},
        {64, 64}});
   CUtensorMap map_y;
   if (plan.direct) {
     args.features = kStraight | (plan.mma == Mma::kBFloat16 ? kBFloat16 : 0);
     args.y.step[0][1] = 1;
-    map_y = make_tensor_map(
-        p.w.data, {type,
-                   2,
-                   {cols, rows, groups, 1},
-                   {stride(2 * p.w_strides.k, g.k), stride(2 * p.w_strides.group, g.groups), 16},
-                   {64, 16}});
+    map_y = make_tensor_map(p.w.data, {type,
+                                       2,
+                                       {cols, rows, groups, 1},
+                                       {map_stride(2 * p.w_strides.k, g.k),
+                                        map_stride(2 * p.w_strides.group, g.groups), 16},
+                                       {64, 16}});
   } else {
     args.y.step[1][1] = 1;  // groups; parts are dimension 2
     const uint64_t line = plan.cols * sizeof(float), part = line * rows;
@@ -228,32 +211,35 @@ void run_weights(const ConvProblem& p, bool staging, const Launch& launch,
   if (!plan.direct) add_weight_parts(p, plan, spread, launch);
   if (p.bias) add_bias_gradient(p, launch);
 }
+
 template <bool kStaging>
 constexpr Impl<ConvBackwardWeight> make_impl() {
-  return {
-      kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
-      [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).reason; },
-      [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).workspace_bytes; },
-      [](const ConvBackwardWeight& p, const Launch& launch) { run_weights(p, kStaging, launch); }};
+  return {kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
+          [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).reason; },
+          [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).workspace_bytes; },
+          [](const ConvBackwardWeight& p, const Launch& launch) {
+            run_weights(p, plan_weights(p, kStaging), launch);
+          }};
 }
 // With images as they lie, and copied in the workspace.
 constexpr Impl<ConvBackwardWeight> kImpls[] = {make_impl<false>(), make_impl<true>()};
 
-// Whether the result's gradient has to be copied.
-bool needs_staging(const ConvProblem& p, const Sm90Spread& spread) {
-  return plan_weights(p, false, spread).reason;
+// The result's gradient may have to be copied.
+WeightPlan plan_either(const ConvProblem& p, const Sm90Spread& spread) {
+  const WeightPlan plan = plan_weights(p, false, spread);
+  return plan.reason ? plan_weights(p, true, spread) : plan;
 }
 
 }  // namespace
 
 const char* sm90_weights_decline(const ConvProblem& p, const Sm90Spread& spread) {
-  return plan_weights(p, needs_staging(p, spread), spread).reason;
+  return plan_either(p, spread).reason;
 }
 size_t sm90_weights_workspace_bytes(const ConvProblem& p, const Sm90Spread& spread) {
-  return plan_weights(p, needs_staging(p, spread), spread).workspace_bytes;
+  return plan_either(p, spread).workspace_bytes;
 }
 void sm90_weights(const ConvProblem& p, const Sm90Spread& spread, const Launch& launch) {
-  run_weights(p, needs_staging(p, spread), launch, spread);
+  run_weights(p, plan_either(p, spread), launch, spread);
 }
 
 ImplList<ConvBackwardWeight> conv_backward_weight_sm90_impls() { return kImpls; }

@@ -140,11 +140,11 @@ def test_memory_that_is_freed_while_it_is_read():
 
 def test_edge_31_errors_of_others_stay_theirs(jax_device):
     if jax_device.platform == "cpu":
-        pytest.skip("errors of CUDA")
+        pytest.skip("a pending CUDA error needs the GPU")
     maps = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split()[-1] for line in maps if "libcudart.so" in line}
     if not paths:
-        pytest.skip("nobody has loaded libcudart.so")
+        pytest.skip("no libcudart.so is loaded in this process, so none can have an error pending")
     runtime = ctypes.CDLL(paths.pop())
     x = normal(4, 4)
     error = runtime.cudaSetDevice(9999)

@@ -103,7 +103,7 @@ def test_a_program_can_be_exported():
 def test_scratch_memory_is_a_result(jax_device):
     """So that a command buffer which is replayed still owns it."""
     if jax_device.platform == "cpu":
-        pytest.skip("the CPU backend needs none")
+        pytest.skip("the CPU implementation needs no workspace")
     a, b = normal(16, 1 << 16), normal(1 << 16, 16)
     text = jax.jit(dkj.matmul).lower(a, b).as_text()
     assert re.search(r"workspace = [1-9]", text)
