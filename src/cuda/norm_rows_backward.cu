@@ -201,16 +201,19 @@ struct NextRow {
   static size_t bytes(int threads, int team, int tensors) {
     return sizeof(uint4) * 2 * tensors * (threads + (kAny ? threads / team : 0));
   }
-  // Of the first n elements at `row`, or zeros. Where 16 bytes end behind them, elements one by one.
-  __device__ __forceinline__ void load(int turn, int tensor, const T* row, int n) const {
+  // Of the first n elements at `row`, or zeros. Where 16 bytes end behind `end`, where the tensor does,
+  // elements one by one: that takes the time of a load.
+  __device__ __forceinline__ void load(int turn, int tensor, const T* row, int n,
+                                       const T* end) const {
     uint4* slot = slots + (2 * tensor + turn) * pitch;
     const int shift = kAny ? shift_of(row) : 0, bytes = n * static_cast<int>(sizeof(T));
     const char* aligned = reinterpret_cast<const char*>(row) - shift;
     const auto copy = [&](int number) {
       const int at = number * 16, left = bytes + shift - at;
       uint4* to = slot + number - rank;
-      if (kAny && left > 0 && left < 16) {
-        const T* from = reinterpret_cast<const T*>(aligned + at);
+      const char* from16 = aligned + at;
+      if (kAny && left > 0 && left < 16 && from16 + 16 > reinterpret_cast<const char*>(end)) {
+        const T* from = reinterpret_cast<const T*>(from16);
         Piece<T> piece{};
 #pragma unroll
         for (int e = 0; e < kPiece<T>; ++e) {
@@ -218,7 +221,7 @@ struct NextRow {
         }
         *to = make_uint4(piece.word[0], piece.word[1], piece.word[2], piece.word[3]);
       } else {
-        cp_async<16>(to, aligned + (left > 0 ? at : 0), left > 0 ? 16 : 0);
+        cp_async<16>(to, left > 0 ? from16 : aligned, left <= 0 ? 0 : left < 16 ? left : 16);
       }
     };
     copy(rank);
@@ -245,6 +248,7 @@ template <class T, bool kAny>
 __global__ void __launch_bounds__(kMaxTeamThreads)
     row_norm_backward_registers_kernel(const Args<T> args, const RowParameter<T> weight,
                                        Accumulator<T> share, int team_size, Aligns align,
+                                       const T* dy_end, const T* x_end,
                                        Sums<Accumulator<T>, 2>* partial) {
   using Acc = Accumulator<T>;
   RowTeam<false> team(team_size);
@@ -259,9 +263,9 @@ __global__ void __launch_bounds__(kMaxTeamThreads)
     const int elements = row < rows ? n : 0;
     int64_t at[4];
     row_offsets<!kAny>(args.elements.rows, row < rows ? row : 0, at);
-    next.load(at_turn, 0, args.dy + at[0], elements);
-    next.load(at_turn, 1, args.x + at[1], elements);
-    if (!kAny && args.dresidual) next.load(at_turn, 2, args.dresidual + at[2], elements);
+    next.load(at_turn, 0, args.dy + at[0], elements, dy_end);
+    next.load(at_turn, 1, args.x + at[1], elements, x_end);
+    if (!kAny && args.dresidual) next.load(at_turn, 2, args.dresidual + at[2], elements, nullptr);
     cp_async_commit();
   };
   load_next(team.row, 0);
@@ -472,7 +476,8 @@ void launch_registers(const RowNormBackward& p, const Launch& launch) {
 #endif
     launch_kernel(row_norm_backward_registers_kernel<T, kAny>, static_cast<unsigned>(plan.blocks),
                   plan.threads, shared_bytes, launch.stream, args, weight, share, plan.team, align,
-                  partial);
+                  end_of_rows(args.dy, args.elements.rows, 0, n),
+                  end_of_rows(args.x, args.elements.rows, 1, n), partial);
   }
   if (sums) finish_columns(WeightSums<T>{args}, plan.partials, n, partial, launch.stream);
 }
