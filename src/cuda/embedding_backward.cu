@@ -1,8 +1,9 @@
 // The gradient of an embedding: dweight[v] = sum of dy[i] over all i with ids[i] = v.
 //
 // The ids are sorted with their positions (prims/sort.cuh; equal ones stay in order), and the first of
-// each row of the table is looked up. Then teams of threads share the table's rows, in units of up to
-// 16 bytes, and sum the dy of a row's ids one after the other; rows without any become 0. What more
+// each row of the table is looked up. dweight is cleared. Then teams of threads share the table's rows
+// or, where those are fewer, the ids that are the first of their row, in units of up to 16 bytes, and
+// sum the dy of a row's ids one after the other. What more
 // than kEmbeddingPiece ids share is summed in pieces of so many first, by blocks of their own, so that
 // no thread has a long way to go: of kEmbeddingPiece neighbours in the sorted order at most one begins
 // a later piece of such a row and at most one the first piece of the next, which tells where the sums
@@ -126,6 +127,8 @@ struct Sums {
   int64_t rows, columns, padding;
   int64_t count;  // of keys
   bool accumulate, by_freq;
+  bool cleared;       // dweight is 0
+  bool by_positions;  // fewer keys than rows: rows are found by their first key
 
   // sum[u] += the dy of the keys from begin on, below end, at the W columns of unit u of this thread.
   template <int W, int kUnits>
@@ -172,6 +175,12 @@ struct Sums {
       }
     }
   }
+  // What sum_rows_kernel goes through, and the row there: none is `rows`.
+  __host__ __device__ int64_t items() const { return by_positions ? count : rows; }
+  __device__ int64_t row_of(int64_t item) const {
+    if (!by_positions) return item;
+    return item == 0 || keys[item - 1] != keys[item] ? keys[item] : rows;
+  }
   __device__ int64_t ids_of(int64_t row) const {
     return row == padding ? 0 : first[row + 1] - first[row];
   }
@@ -212,11 +221,13 @@ __global__ void __launch_bounds__(kRowThreads)
   const int lanes = 1 << lanes_bits, rank = threadIdx.x & (lanes - 1);
   const int64_t slab =
       int64_t{blockIdx.x} * (kRowThreads >> lanes_bits) + (threadIdx.x >> lanes_bits);
-  const int64_t row = slabs(slab);
+  const int64_t item = slabs(slab);
+  if (item >= s.items()) return;
+  const int64_t row = s.row_of(item);
   if (row >= s.rows) return;
-  const Units<W, kUnits> units{(slab - row * slabs.divisor()) * kUnits * lanes + rank, lanes};
+  const Units<W, kUnits> units{(slab - item * slabs.divisor()) * kUnits * lanes + rank, lanes};
   const int64_t n = s.ids_of(row), begin = s.first[row];
-  if (n == 0 && s.accumulate) return;
+  if (n == 0 && (s.accumulate || s.cleared)) return;
   Acc sum[kUnits][W] = {};
   if (n <= kPiece) {
     s.add(begin, begin + n, units, sum);
@@ -246,6 +257,7 @@ void launch_sums(const Sums<T, G>& s, const Launch& launch) {
     launch_kernel(sum_pieces_kernel<T, G, W>, static_cast<unsigned>(ceil_div(s.count, kPiece)),
                   kRowThreads, 0, launch.stream, s);
   }
+  if (s.items() == 0) return;
   const int64_t units = s.columns / W;
   const bool many = units > kRowThreads;
   const int lanes_bits =
@@ -253,7 +265,7 @@ void launch_sums(const Sums<T, G>& s, const Launch& launch) {
            : std::bit_width(static_cast<uint64_t>(std::max<int64_t>(units, 1) - 1));
   const int64_t slabs = many ? ceil_div(units, kRowThreads * kManyUnits) : 1;
   launch_kernel(many ? sum_rows_kernel<T, G, W, kManyUnits> : sum_rows_kernel<T, G, W, 1>,
-                static_cast<unsigned>(ceil_div(s.rows * slabs, kRowThreads >> lanes_bits)),
+                static_cast<unsigned>(ceil_div(s.items() * slabs, kRowThreads >> lanes_bits)),
                 kRowThreads, 0, launch.stream, s, FastDiv(slabs), lanes_bits);
 }
 
@@ -267,6 +279,21 @@ bool fits(const EmbeddingBackward& p, const StridedIndex<2>& index) {
              is_aligned(p.dweight.data, alignof(Columns<G, W>));
   for (int d = 0; d < index.ndim; ++d) fit = fit && index.stride[0][d] % W == 0;
   return fit;
+}
+
+// Makes dweight 0, as fast as memory takes it, where its rows are of neighbours; whether it has.
+bool clear(const Tensor& dweight, const Launch& launch) {
+  const auto item = static_cast<int64_t>(dtype_size(dweight.dtype));
+  const int64_t rows = dweight.shape[0], columns = dweight.shape[1], pitch = dweight.strides[0];
+  if (rows == 0 || columns == 0) return true;
+  if (dweight.strides[1] != 1 || pitch < columns) return false;
+  auto* const stream = static_cast<Stream>(launch.stream);
+  const auto bytes = static_cast<size_t>(columns * item);
+  const ErrorCode code =
+      pitch == columns ? DLK_GPU(MemsetAsync)(dweight.data, 0, bytes * rows, stream)
+                       : DLK_GPU(Memset2DAsync)(dweight.data, pitch * item, 0, bytes, rows, stream);
+  check(code, "clearing dweight");
+  return true;
 }
 
 template <class T, class G>
@@ -297,6 +324,7 @@ void run(const EmbeddingBackward& p, const Launch& launch) {
   launch_kernel(find_rows_kernel, static_cast<unsigned>(ceil_div(looked_up, kThreads)), kThreads, 0,
                 launch.stream, keys[sorted], values[sorted], index, p.rows(), first, place);
   using Acc = Accumulator<T>;
+  const bool cleared = !p.accumulate && clear(p.dweight, launch);
   const Sums<T, G> sums {
     p.dy.as<T>(),
     p.dy.strides[p.dy.ndim - 1],
@@ -312,7 +340,9 @@ void run(const EmbeddingBackward& p, const Launch& launch) {
     p.padding_idx,
     w.sort.count,
     p.accumulate,
-    p.scale_by_freq
+    p.scale_by_freq,
+    cleared,
+    (cleared || p.accumulate) && w.sort.count < p.rows()
   };
   constexpr int W = 16 / sizeof(T);
   if (fits<T, G, W>(p, rows)) {
