@@ -157,8 +157,15 @@ void run(const Problem& p, const Launch& launch) {
 }
 
 template <class Problem>
-constexpr Impl<Problem> kImpls[] = {
-    {"pointwise_gemm", supports<Problem>, workspace_bytes<Problem>, run<Problem>}};
+void candidates(const Problem& p, Candidates& out) {
+  with_product(p, [&](const Gemm& g, const Impl<Gemm>& impl) {
+    if (impl.candidates) impl.candidates(g, out);
+  });
+}
+
+template <class Problem>
+constexpr Impl<Problem> kImpls[] = {{"pointwise_gemm", supports<Problem>, workspace_bytes<Problem>,
+                                     run<Problem>, candidates<Problem>}};
 
 }  // namespace
 

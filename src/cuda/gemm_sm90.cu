@@ -300,10 +300,31 @@ std::string name_of(int config, int blocks_k) {
   return name;
 }
 
+// Calls f() with each number of blocks in `trial` that could share k: powers of two, and where they are
+// parts what fills the device once or twice. Parts are for products with few tiles, and their sums take
+// memory.
+template <class F>
+void for_each_split(const Gemm& g, Sm90Plan& trial, bool splits, F&& f) {
+  const int64_t stages = ceil_div(g.k.numel, depth_of(trial.mma)), sms = multiprocessor_count();
+  const int64_t tiles = tiles_of(g, trial);
+  const auto with = [&](int64_t blocks) {
+    trial.blocks_k = static_cast<int>(blocks);
+    if (trial.parts() == 1 || tiles * blocks <= 4 * sms) f();
+  };
+  with(1);
+  if (!splits) return;
+  const bool cluster = trial.tile().cluster_k;
+  for (int64_t blocks = 2; blocks <= (cluster ? 8 : 64) && stages >= 4 * blocks; blocks *= 2) {
+    with(blocks);
+  }
+  for (const int64_t blocks : {sms / tiles, 2 * sms / tiles}) {
+    if (!cluster && blocks > 1 && stages >= 4 * blocks && (blocks & (blocks - 1))) with(blocks);
+  }
+}
+
 // Calls f(plan with a configuration) for each that could compute the problem so laid out.
 template <class F>
 void for_each_choice(const Gemm& g, const Sm90Plan& layout, F&& f) {
-  const int64_t stages = ceil_div(g.k.numel, depth_of(layout.mma));
   const bool fp8 = is_float8(g.a.dtype);
   for (int i = 0; i < kSm90ConfigCount; ++i) {
     const Sm90Config& c = kSm90Configs[i];
@@ -317,18 +338,14 @@ void for_each_choice(const Gemm& g, const Sm90Plan& layout, F&& f) {
     const bool parts = !c.cluster_k && g.batch.numel == 1 && !g.is_grouped() && !g.is_scaled() &&
                        layout.mma != Mma::kInt8;
     const bool splits = (c.cluster_k || parts) && !g.batch_invariant;
-    const int most = !splits ? 1 : c.cluster_k ? 8 : 64;
     Sm90Plan trial = layout;
     trial.config = i;
     trial.features = features_of(g, trial);
-    for (int blocks = 1; blocks == 1 || (blocks <= most && stages >= 4 * blocks); blocks *= 2) {
-      trial.blocks_k = blocks;
-      // Parts are for products with few tiles, and their sums take memory.
-      if (trial.parts() > 1 && tiles_of(g, trial) * blocks > 4 * multiprocessor_count()) break;
+    for_each_split(g, trial, splits, [&] {
       // Some kinds have kernels with the full epilogue only.
       const bool only_full = c.planes == 3 || c.row_sums;
       if (needs_full(g, trial) ? c.full : !c.full || only_full) f(trial);
-    }
+    });
   }
 }
 
