@@ -1,15 +1,12 @@
 // What the hosts of Hopper's convolutions share: tensors as the copy engine sees them, copies in the
 // workspace, and where pixels and taps are.
-//
-// An input gradient of stride s is s convolutions in each dimension, one for each residue of the
-// position: its pixels meet every s-th tap, and no other is multiplied.
 #pragma once
 
 #include <algorithm>
 #include <climits>
-#include <numeric>
 #include <optional>
 
+#include "cuda/conv_axes.h"
 #include "cuda/conv_sm90.h"
 #include "cuda/prims/tensor_map.h"
 #include "ops/layout.h"
@@ -146,35 +143,6 @@ struct Weights {
 
 // ---- One convolution of an image ---------------------------------------------------------------
 
-// Along one dimension: the pixels of the result and the taps that they meet.
-struct Axis {
-  int64_t lower, step, count;         // of the pixels, in the image
-  int64_t taps, first_tap, tap_step;  // of the filter's
-  int64_t offset;                     // of neighbouring taps, in the image
-};
-
-inline Axis forward_axis(const Window& w, int64_t out) {
-  return {-w.pad_begin, w.stride, out, w.kernel, 0, 1, w.dilation};
-}
-// Pixels residue, residue + stride, ... of the input gradient. No taps: they are zeros.
-inline Axis gradient_axis(const Window& w, int64_t in, int64_t residue) {
-  const int64_t common = std::gcd(w.stride, w.dilation), step = w.stride / common;
-  const int64_t count = ceil_div(in - residue, w.stride), at = residue + w.pad_begin;
-  for (int64_t first = 0; first < std::min(step, w.kernel); ++first) {
-    if ((at - first * w.dilation) % w.stride != 0) continue;
-    const int64_t taps = (w.kernel - 1 - first) / step + 1, last = first + (taps - 1) * step;
-    return {(at - last * w.dilation) / w.stride, 1, count, taps, last, -step, w.dilation / common};
-  }
-  return {0, 1, count, 0, 0, 0, 0};
-}
-
-struct Axes {
-  Axis axis[3];  // w, h, d
-
-  bool has_taps() const { return axis[0].taps && axis[1].taps && axis[2].taps; }
-  int64_t pixels(int64_t n) const { return n * axis[0].count * axis[1].count * axis[2].count; }
-};
-
 // The rank of a tensor map: 5 where there is a third dimension.
 inline bool has_d(const ConvGeometry& g) {
   return g.in[0] != 1 || g.out[0] != 1 || g.window[0].kernel != 1 || g.window[0].pad_begin != 0;
@@ -300,35 +268,6 @@ inline const char* staging_declines(bool staging, const char* first, const char*
   if (!first && !second) return "nothing to copy";
   const double products = double(g.batch) * g.out_count() * g.groups * g.k * g.c * g.taps();
   return products < 1 << 25 ? "too small to copy images first" : nullptr;
-}
-
-inline Axes forward_axes(const ConvGeometry& g) {
-  Axes axes;
-  for (int i = 0; i < 3; ++i) axes.axis[i] = forward_axis(g.window[2 - i], g.out[2 - i]);
-  return axes;
-}
-
-// The convolutions that make up the problem: f(axes, pixels of the result).
-template <class F>
-void for_each_axes(const ConvProblem& p, bool inverse, F&& f) {
-  const ConvGeometry& g = p.geometry;
-  Axes axes, result;
-  if (!inverse) {
-    for (int i = 0; i < 3; ++i) result.axis[i] = {0, 1, g.out[2 - i]};
-    return f(forward_axes(g), result);
-  }
-  int64_t residues[3];
-  for (int i = 0; i < 3; ++i) residues[i] = std::min(g.window[2 - i].stride, g.in[2 - i]);
-  for (int64_t number = 0; number < residues[0] * residues[1] * residues[2]; ++number) {
-    const int64_t residue[3] = {number % residues[0], number / residues[0] % residues[1],
-                                number / (residues[0] * residues[1])};
-    for (int i = 0; i < 3; ++i) {
-      const Window& w = g.window[2 - i];
-      axes.axis[i] = gradient_axis(w, g.in[2 - i], residue[i]);
-      result.axis[i] = {residue[i], w.stride, axes.axis[i].count};
-    }
-    f(axes, result);
-  }
 }
 
 }  // namespace dlkern::conv_sm90
