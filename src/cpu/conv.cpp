@@ -37,13 +37,18 @@ bool has_unit_stride(const ConvGeometry& g) {
 
 template <class Problem>
 const char* direct_declines(const Problem& p) {
+  if (const char* reason = fused_work_declines(p)) return reason;
   return conv_direct_declines(p);
+}
+template <class Problem>
+const char* gemm_declines(const Problem& p) {
+  return fused_work_declines(p);
 }
 
 constexpr Impl<ConvForward> kForward[] = {
     {"cpu_direct", direct_declines, nullptr,
      [](const ConvForward& p, const Launch&) { conv_direct(p, false); }},
-    {"cpu_gemm", supports_all, nullptr,
+    {"cpu_gemm", gemm_declines, nullptr,
      [](const ConvForward& p, const Launch&) { conv_gemm_forward(p); }},
 };
 
@@ -52,6 +57,7 @@ constexpr Impl<ConvBackwardInput> kBackwardInput[] = {
      [](const ConvBackwardInput& p, const Launch&) { conv_direct(p, true); }},
     {"cpu_reversed_gemm",
      [](const ConvBackwardInput& p) -> const char* {
+       if (const char* reason = fused_work_declines(p)) return reason;
        const ConvGeometry& g = p.geometry;
        if (!has_unit_stride(g)) return "the stride is not 1";
        // The patches of dy would be larger than those of dx.
@@ -62,7 +68,7 @@ constexpr Impl<ConvBackwardInput> kBackwardInput[] = {
      [](const ConvBackwardInput& p, const Launch&) {
        conv_gemm_forward(conv_input_gradient_as_forward(p));
      }},
-    {"cpu_gemm", supports_all, nullptr,
+    {"cpu_gemm", gemm_declines, nullptr,
      [](const ConvBackwardInput& p, const Launch&) { conv_gemm_backward_input(p); }},
 };
 

@@ -185,12 +185,16 @@ void launch_direct(const ConvProblem& p, const Launch& launch) {
 
 template <bool kInverse>
 const char* supports_direct(const ConvProblem& p) {
+  if (const char* reason = fused_work_declines(p)) return reason;
   const ConvGeometry& g = p.geometry;
   if (g.groups == 1) return "there is one group";
   if ((kInverse ? g.k : g.c) > 4) return "a group has more than 4 channels to sum over";
   return fits(g);
 }
-const char* supports_gemm(const ConvProblem& p) { return fits(p.geometry); }
+const char* supports_gemm(const ConvProblem& p) {
+  if (const char* reason = fused_work_declines(p)) return reason;
+  return fits(p.geometry);
+}
 
 constexpr Impl<ConvForward> kForward[] = {
     {"direct", [](const ConvForward& p) { return supports_direct<false>(p); }, nullptr,

@@ -30,6 +30,7 @@ struct Pixels {
 };
 
 const char* unsuitable(const ConvProblem& p) {
+  if (const char* reason = fused_work_declines(p)) return reason;
   const ConvGeometry& g = p.geometry;
   for (int d = 0; d < 3; ++d) {
     const Window& w = g.window[d];

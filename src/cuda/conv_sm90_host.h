@@ -231,6 +231,7 @@ inline Sm90Kernel find_kernel(Mma mma, int config, bool weights_along_k) {
 }
 
 inline const char* unsuitable(const ConvProblem& p) {
+  if (const char* reason = fused_work_declines(p)) return reason;
   if (compute_capability() != 90) return "needs compute capability 9.0";
   if (!mma_of(p)) return "no tensor-core product of this dtype and precision";
   const ConvGeometry& g = p.geometry;

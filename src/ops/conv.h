@@ -1,5 +1,7 @@
 #pragma once
 
+#include <dlkern/activation.h>
+
 #include <cstdlib>
 
 #include "core/call.h"
@@ -36,6 +38,24 @@ struct ConvWeightStrides {
   int64_t group, k, c, taps[3];
 };
 
+// What becomes of the sums of a forward call, transposed or not, beside a bias. k: channels of the
+// result, all of them.
+//
+//     pre = scale[k] sum + bias[k] + residual,  y = activation(pre)
+//     mean[k], var[k] = of y as it is stored, over batch and positions; var divides by their number
+//
+// Tensors may be absent. scale, and the problem's bias beside it, have the dtype of y or the one that
+// is summed in; residual and pre (an output) are like y; mean and var (both or neither) are in the
+// type that is summed in.
+struct ConvEpilogue {
+  Tensor scale, residual, pre, mean, var;
+  ConvImageStrides residual_strides{}, pre_strides{};
+  dlk_activation activation = DLK_ACTIVATION_NONE;
+  double activation_alpha = 1, activation_threshold = 20;
+
+  bool has_moments() const { return bool(mean); }
+};
+
 struct ConvProblem {
   ConvGeometry geometry;
   Tensor x, y, w;
@@ -47,7 +67,20 @@ struct ConvProblem {
   bool transposed;  // backward_weight: bias belongs to the channels of x, not of y
   bool accumulate;  // backward_weight
   dlk_precision precision;
+  ConvEpilogue epilogue;
+
+  // Whether there is more to do than to add a bias of the others' dtype.
+  bool is_fused() const {
+    const ConvEpilogue& e = epilogue;
+    return e.scale || e.residual || e.pre || e.has_moments() ||
+           e.activation != DLK_ACTIVATION_NONE || (bias && bias.dtype != x.dtype);
+  }
 };
+
+// For implementations that add a bias alone.
+inline const char* fused_work_declines(const ConvProblem& p) {
+  return p.is_fused() ? "does nothing beside a bias" : nullptr;
+}
 
 // Whether channels lie closer together in memory than neighbouring pixels do: which way loops, or the
 // threads of a warp, should run. Strides decide, not the layout that the caller named.
