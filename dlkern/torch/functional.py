@@ -256,17 +256,25 @@ def batch_norm(
     eps: float = 1e-5,
     *,
     num_batches_tracked: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
 ) -> Tensor:
-    """Beyond torch's: ``momentum=None`` beside `num_batches_tracked`, counted on the device."""
+    """Beyond torch's: ``momentum=None`` beside `num_batches_tracked`, counted on the device.
+
+    `residual`, of input's shape, is added to what was normalized, and `activation` ("relu" or
+    "silu") applied to the sum, in the same kernel.
+    """
 
     def norm(x: Tensor, layout: str) -> Tensor:
+        added = residual
+        if added is not None and layout == "NHWC":
+            added = added.movedim(1, -1)
+        options = {"residual": added, "activation": activation, "eps": eps, "layout": layout}
         if not training:
-            return ops["batch_norm"](
-                x, weight, bias, running_mean, running_var, eps=eps, layout=layout
-            )
+            return ops["batch_norm"](x, weight, bias, running_mean, running_var, **options)
         return ops["batch_norm_training"](
             x, weight, bias, running_mean, running_var, momentum=momentum,
-            num_batches_tracked=num_batches_tracked, eps=eps, layout=layout,
+            num_batches_tracked=num_batches_tracked, **options,
         )[0]  # fmt: skip
 
     return _on_images(input.dim() - 2, input, norm)

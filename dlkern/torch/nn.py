@@ -106,7 +106,10 @@ ConvTranspose3d = _twin(nn.ConvTranspose3d, _conv_transpose_forward(F.conv_trans
 # ---- Normalisation -------------------------------------------------------------------------------
 
 
-def _batch_norm(self: Any, input: Tensor) -> Tensor:
+def _batch_norm(
+    self: Any, input: Tensor, residual: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """As torch's; `residual` and `activation` as in :func:`dlkern.torch.functional.batch_norm`."""
     self._check_input_dim(input)
     training = self.training or self.running_mean is None
     tracked = self.track_running_stats if self.training else self.running_mean is not None
@@ -120,6 +123,8 @@ def _batch_norm(self: Any, input: Tensor) -> Tensor:
         self.momentum,
         self.eps,
         num_batches_tracked=self.num_batches_tracked if training and tracked else None,
+        residual=residual,
+        activation=activation,
     )
 
 

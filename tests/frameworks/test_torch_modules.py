@@ -108,6 +108,27 @@ def test_twin_computes_what_the_original_does(name, make, shapes, device):
     )
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_adds_a_residual_and_activates(training, memory_format, device):
+    original = nn.BatchNorm2d(4, device=device, dtype=torch.float64).train(training)
+    twin = copy.deepcopy(original)
+    dkt.convert(twin)
+    results = []
+    for module in (original, twin):
+        inputs = inputs_of([IMAGES[2]] * 2, device)
+        x, residual = (t.to(memory_format=memory_format) for t in inputs)
+        if module is twin:
+            y = module(x, residual=residual, activation="relu")
+        else:
+            y = nn.functional.relu(module(x) + residual)
+        assert y.is_contiguous(memory_format=memory_format)
+        (y * y).sum().backward()
+        results.append([y.detach(), *(t.grad for t in (*inputs, *module.parameters()))])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_every_twin_is_tested():
     assert {type(make()) for _, make, _ in CASES} == set(TWINS)
 

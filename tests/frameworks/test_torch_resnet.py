@@ -1,30 +1,40 @@
-"""The example: ResNet-18 converted, trained beside the original."""
+"""The example: ResNet-50 converted, trained beside the original."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("sklearn")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-import torch_resnet18
+import torch_resnet50 as example
+
+
+def run(device, *options):
+    given = ["--small", "--rounds=0", f"--device={device}", *options]
+    return example.main(example.parser().parse_args(given))
 
 
 def test_converted_resnet_trains_as_the_original(device, capsys):
-    original, twin, distance = torch_resnet18.run(
-        steps=2, batch=4, extent=32, device=device, dtype=torch.float64
-    )
-    assert "52 of 52 modules" in capsys.readouterr().out
-    np.testing.assert_allclose(twin, original, rtol=1e-8)
-    assert distance < 1e-8
+    losses = run(device, "--steps=4", "--dtype=float64")
+    assert "38 of 38 modules" in capsys.readouterr().out
+    assert losses["dlkern"] == pytest.approx(losses["torch"], rel=1e-8)
 
 
-def test_names_are_those_of_torchvision():
-    weights = torch_resnet18.ResNet18(10).state_dict()
-    assert len(weights) == 122
-    assert {"layer2.0.downsample.1.running_var", "layer4.1.conv2.weight", "fc.bias"} <= set(weights)
+def test_losses_in_bfloat16_are_as_near_to_those_in_float32_as_the_originals(device):
+    losses = run(device, "--steps=10")
+    assert losses["dlkern"][-1] < 0.9 * losses["dlkern"][0]
+    noise = example.distance(losses["torch"], losses["float32"])
+    assert 0 < example.distance(losses["dlkern"], losses["float32"]) < 2 * noise
+
+
+def test_resnet50_has_the_names_and_shapes_of_torchvision():
+    with torch.device("meta"):
+        weights = example.ResNet().state_dict()
+    assert len(weights) == 320
+    assert sum(w.numel() for n, w in weights.items() if n.endswith(("weight", "bias"))) == 25557032
+    assert weights["layer2.0.downsample.0.weight"].shape == (512, 256, 1, 1)
+    assert {"layer1.0.downsample.1.running_var", "layer4.2.bn3.weight", "fc.bias"} <= set(weights)
