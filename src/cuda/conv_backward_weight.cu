@@ -15,6 +15,7 @@
 #include "cuda/conv.h"
 
 #include "cuda/conv.cuh"
+#include "cuda/prims/sum_parts.cuh"
 
 namespace dlkern {
 namespace {
@@ -108,19 +109,17 @@ __global__ void __launch_bounds__(Tile::kThreads, (kBlocksOf<Tile, Accumulator<T
 }
 
 template <class T, bool kChannelsLast>
-__global__ void __launch_bounds__(256) conv_weight_parts_kernel(const Args args) {
+__global__ void __launch_bounds__(kPartsThreads)
+    conv_weight_parts_kernel(const Args args, PartsShare share) {
   using Acc = Accumulator<T>;
-  const int64_t count = args.groups * args.k * args.taps.count;
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
-    Acc sum = 0;
-    for (int64_t part = 0; part < args.part_count; ++part) {
-      sum += static_cast<const Acc*>(args.parts)[part * count + i];
-    }
-    const int64_t row = i / args.taps.count, group = row / args.k;
-    store(weight_at<T, kChannelsLast>(args, group, row - group * args.k, i - row * args.taps.count),
-          args.accumulate, sum);
-  }
+  const int64_t count = args.groups * args.k * args.taps.count, i = share.element();
+  const bool there = i < count;
+  const Acc* first = static_cast<const Acc*>(args.parts) + i;
+  const Acc sum = share.sum(there ? first : nullptr, count, args.part_count);
+  if (!there || !share.leads()) return;
+  const int64_t row = i / args.taps.count, group = row / args.k;
+  store(weight_at<T, kChannelsLast>(args, group, row - group * args.k, i - row * args.taps.count),
+        args.accumulate, sum);
 }
 
 constexpr int kSumThreads = 256;
@@ -260,9 +259,10 @@ void launch_gemm(const ConvProblem& p, const Launch& launch) {
     launch_tile<SmallTile, T>(args, last, launch);
   }
   if (plan.parts > 1) {
+    const PartsShare share(plan.parts);
     launch_kernel(last ? conv_weight_parts_kernel<T, true> : conv_weight_parts_kernel<T, false>,
-                  grid_for(args.groups * args.k * args.taps.count, 256), 256, 0, launch.stream,
-                  args);
+                  share.grid(args.groups * args.k * args.taps.count), kPartsThreads, 0,
+                  launch.stream, args, share);
   }
 }
 

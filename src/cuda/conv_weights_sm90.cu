@@ -1,7 +1,8 @@
 // Gradients of a convolution's weights on Hopper, on the host. The sum runs over all pixels: it is cut
-// into parts, which a second kernel adds in their order.
+// into parts, which a second kernel adds.
 #include "cuda/conv.h"
 #include "cuda/conv_sm90_host.h"
+#include "cuda/prims/sum_parts.cuh"
 
 namespace dlkern {
 namespace {
@@ -94,16 +95,16 @@ struct SumArgs {
   ConvWeightStrides strides;
   FastDiv c, taps, taps_hw, taps_w, k;
   int64_t count, parts, cols, padded, part_size;
+  PartsShare share;
   Sm90Spread spread;
   FastDiv spread_padded;
   bool accumulate;
 };
 
-// Parts are added in their order.
 template <class T>
-__global__ void __launch_bounds__(256) conv_weight_sum_kernel(const SumArgs args) {
-  int64_t c = int64_t{blockIdx.x} * 256 + threadIdx.x;
-  if (c >= args.count) return;
+__global__ void __launch_bounds__(kPartsThreads) conv_weight_sum_kernel(const SumArgs args) {
+  int64_t c = args.share.element();
+  bool there = c < args.count;
   int64_t tap = args.c.divide(c), k = args.taps.divide(tap), group = args.k.divide(k);
   const float* from =
       args.sums + group * args.parts * args.part_size + k * args.cols + tap * args.padded + c;
@@ -111,11 +112,10 @@ __global__ void __launch_bounds__(256) conv_weight_sum_kernel(const SumArgs args
   int64_t at = group * s.group + k * s.k;
   if (args.spread.padded) {
     at += args.spread_padded.divide(c) * args.spread.stride;
-    if (c >= args.spread.channels) return;
+    if (c >= args.spread.channels) there = false;
   }
-  float sum = 0;
-#pragma unroll 8
-  for (int64_t part = 0; part < args.parts; ++part) sum += from[part * args.part_size];
+  float sum = args.share.sum(there ? from : nullptr, args.part_size, args.parts);
+  if (!there || !args.share.leads()) return;
   const int64_t d = args.taps_hw.divide(tap), h = args.taps_w.divide(tap);
   at += c * s.c + d * s.taps[0] + h * s.taps[1] + tap * s.taps[2];
   T* to = static_cast<T*>(args.dw) + at;
@@ -140,12 +140,13 @@ void add_weight_parts(const ConvProblem& p, const WeightPlan& plan, const Sm90Sp
                      plan.cols,
                      plan.chunks * 64,
                      g.k * plan.cols,
+                     PartsShare(plan.parts),
                      spread,
                      FastDiv(spread.padded),
                      p.accumulate};
   dispatch_floating(p.w.dtype, [&]<class T>() {
-    launch_kernel(conv_weight_sum_kernel<T>, static_cast<unsigned>(ceil_div(args.count, 256)), 256,
-                  0, launch.stream, args);
+    launch_kernel(conv_weight_sum_kernel<T>, args.share.grid(args.count), kPartsThreads, 0,
+                  launch.stream, args);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include "cuda/gemm.h"
 #include "cuda/prims/epilogue.cuh"
+#include "cuda/prims/sum_parts.cuh"
 
 namespace dlkern::gpu {
 
@@ -132,30 +133,27 @@ Gemm products_of_parts(const Gemm& g, const Parts& parts, const Launch& launch) 
 }
 
 template <class Acc>
-__global__ void add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t pitch,
-                                 int64_t row_sums, int64_t parts, const int* skip) {
+__global__ void __launch_bounds__(kPartsThreads)
+    add_parts_kernel(const Acc* sums, Gemm g, int64_t columns, int64_t pitch, int64_t row_sums,
+                     int64_t parts, PartsShare share, const int* skip) {
   if (skip && *skip) return;
   const int64_t at[Gemm::kTensors] = {};
-  const GemmEpilogue<Acc> epilogue{g, 0, at};
-  const int64_t size = g.m * columns, step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
-    const int64_t row = quotient(i, columns), col = i - row * columns;
-    const Acc* first = sums + row * pitch + (col < g.n ? col : row_sums);
-    Acc sum = 0;
-#pragma unroll 8
-    for (int64_t part = 0; part < parts; ++part) sum += first[part * g.m * pitch];
-    epilogue(row, col, sum);
-  }
+  const int64_t i = share.element(), row = quotient(i, columns), col = i - row * columns;
+  const bool there = row < g.m;
+  const Acc* first = sums + row * pitch + (col < g.n ? col : row_sums);
+  const Acc sum = share.sum(there ? first : nullptr, g.m * pitch, parts);
+  if (there && share.leads()) GemmEpilogue<Acc>{g, 0, at}(row, col, sum);
 }
 
-// Adds the sums [parts, m, pitch] in the order of the parts; not where *skip (on the device) is not 0.
-// Row sums, if wanted, are in column `row_sums`.
+// Adds the sums [parts, m, pitch] in an order fixed by their number; not where *skip (on the device) is
+// not 0. Row sums, if wanted, are in column `row_sums`.
 template <class Acc>
 void add_parts(const Gemm& g, const void* sums, int64_t pitch, int64_t row_sums, int64_t parts,
                const Launch& launch, const int* skip = nullptr) {
   const int64_t columns = columns_of(g);
-  launch_kernel(add_parts_kernel<Acc>, grid_for(g.m * columns, 256), 256, 0, launch.stream,
-                static_cast<const Acc*>(sums), g, columns, pitch, row_sums, parts, skip);
+  const PartsShare share(parts);
+  launch_kernel(add_parts_kernel<Acc>, share.grid(g.m * columns), kPartsThreads, 0, launch.stream,
+                static_cast<const Acc*>(sums), g, columns, pitch, row_sums, parts, share, skip);
 }
 
 }  // namespace dlkern::gpu
