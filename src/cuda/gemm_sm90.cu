@@ -358,9 +358,11 @@ std::string key_of(const Gemm& g) {
          (g.is_grouped() ? " groups" : "") + (g.is_plain() ? "" : " epilogue");
 }
 
-// Gathering costs a pass over the operand: not for products that are over before that.
+// Gathering costs a pass over the operand: not for products that are over before that. Few rows or
+// columns are worth it where the sum is long, as in the gradient of a head's weights.
 bool worth_packing(const Gemm& g) {
-  return g.batch_invariant || (g.m >= 64 && g.n >= 64 && double(g.m) * g.n * g.k.numel >= 1 << 24);
+  const bool large = (g.m >= 64 && g.n >= 64) || g.k.numel >= 1 << 14;
+  return g.batch_invariant || (large && double(g.m) * g.n * g.k.numel >= 1 << 24);
 }
 
 const char* unsuitable(const Gemm& g) {
