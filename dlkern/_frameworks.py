@@ -31,6 +31,9 @@ class Adapter:
     trusts_exchange_api = True
     #: ... and so may its allocator.
     allocates_by_api = True
+    #: It knows PyTorch's memory formats: images whose channels lie last in memory come first in
+    #: their shape. Results of such images are made alike, by empty(channels_last=True).
+    has_formats = False
     #: Arrays have no memory: calls are recorded, and told to planned(). See src/pyx/recorded.pxi.
     traced = False
     #: Called as check(where, array) before an array is used, to refuse what DLPack would hide.
@@ -177,6 +180,7 @@ class _NumPy(Adapter):
 class _Torch(Adapter):
     name = "torch"
     has_stream = True
+    has_formats = True
 
     def __init__(self, cls: type) -> None:
         super().__init__(cls)
@@ -215,14 +219,20 @@ class _Torch(Adapter):
     def current_stream(self, device_id: int) -> int:
         return self.torch.cuda.current_stream(device_id).cuda_stream
 
-    def empty(self, shape: Shape, dtype: str, device: DLDevice, stream: int) -> Any:
-        torch_dtype = getattr(self.torch, dtype)
+    def empty(
+        self, shape: Shape, dtype: str, device: DLDevice, stream: int, channels_last: bool = False
+    ) -> Any:
+        torch = self.torch
+        options = {"dtype": getattr(torch, dtype)}
+        if channels_last:
+            last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+            options["memory_format"] = last
         if device[0] in _CPU_DEVICES:
-            return self.torch.empty(shape, dtype=torch_dtype)
+            return torch.empty(shape, **options)
         # torch knows the legacy default stream as 0 only.
-        ordered_on = self.torch.cuda.ExternalStream(0 if stream == 1 else stream, device[1])
-        with self.torch.cuda.stream(ordered_on):
-            return self.torch.empty(shape, dtype=torch_dtype, device=f"cuda:{device[1]}")
+        ordered_on = torch.cuda.ExternalStream(0 if stream == 1 else stream, device[1])
+        with torch.cuda.stream(ordered_on):
+            return torch.empty(shape, **options, device=f"cuda:{device[1]}")
 
 
 class _Stream:

@@ -164,8 +164,11 @@ def losses_of(
         x, labels = data[i % len(data)]
         for name, trainer in trained.items():
             wide = x.float() if name == "float32" else x
+            torch.backends.cudnn.benchmark = (
+                name == "torch"
+            )  # of what is timed alone: it takes long
             losses[name].append(trainer.step(wide, labels).item())
-        print(f"{i:4d}", *(f"{losses[name][-1]:9.4f}" for name in trained))
+        print(f"{i:4d}", *(f"{losses[name][-1]:9.4f}" for name in trained), flush=True)
     return losses
 
 
@@ -206,6 +209,7 @@ def step_times(
     trained: dict[str, Trainer], batch: Batch, rounds: int, compiled: bool
 ) -> list[dict[str, Any]]:
     """Rows of a table of results."""
+    torch.backends.cudnn.benchmark = True
     rivals = {name: trained[name] for name in ("dlkern", "torch")}
     if compiled:
         rival = rivals["torch"]
@@ -219,7 +223,7 @@ def step_times(
         for name, times in times_ms(runs, rounds).items():
             low, _, _, high = statistics.quantiles(times, n=5)
             middle = statistics.median(times)
-            print(f"{case:10s} {name:13s} {middle:7.3f} ms  ({low:.3f} to {high:.3f})")
+            print(f"{case:10s} {name:13s} {middle:7.3f} ms  ({low:.3f} to {high:.3f})", flush=True)
             rows.append({
                 "case": f"ResNet-50 step, {case}", "contender": name,
                 "us": round(1e3 * middle, 1), "p20_us": round(1e3 * low, 1),
@@ -241,7 +245,6 @@ def meta() -> dict[str, str]:
 def main(given: argparse.Namespace) -> dict[str, list[float]]:
     """The losses."""
     device = given.device
-    torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     dtype = getattr(torch, given.dtype)
     model = ResNet((1, 1, 1, 1), 8, 10) if given.small else ResNet()

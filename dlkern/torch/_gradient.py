@@ -12,6 +12,7 @@ from torch import _C
 from torch._library.autograd import supports_tensorlist
 
 from dlkern.torch._op import Step, use
+from dlkern.torch._shapes import is_channels_last
 
 if TYPE_CHECKING:
     from dlkern.torch._registry import Operator
@@ -71,6 +72,11 @@ class Gradient:
         self.flags = [(f"{n}_wanted", n) for n in operator.inputs if f"{n}_wanted" in asked]
         self._plan_keeping(asked)
         self.plans: dict[tuple[bool, ...], _Plan] = {}
+        shapes = [f"{n}_shape" for n in ("input", *operator.inputs)]
+        images = operator.row.images
+        self.images = [
+            n for n in self.names if images and (n in shapes or n.removeprefix("d") in images)
+        ]
 
     def _call(self, step: Step, operators: dict[str, Operator]) -> _Call:
         if callable(step.function):
@@ -110,15 +116,20 @@ class Gradient:
         unasked = [i for i, o in outputs if self.calls and f"d{o}" not in asked]
         self.fixed = [i for i in unasked if i < count]
         self.hidden = [i for i in unasked if i >= count]
+        # Of several gradients steps want each as a tensor, but for those of saving ops; of one
+        # alone there is none to be made. That of a statistic would be zeros from one more kernel.
+        alone = len(self.saving.outputs) - len(unasked) == 1
+        self.takes_none = alone or self.saving is not operator
 
     def keep(self, ctx: Any, args: tuple[Any, ...], results: tuple[Any, ...]) -> None:
         values = (*args, *results)
         values += tuple([f(*[values[i] for i in at]) for f, at in self.derived])
         ctx.save_for_backward(*[values[i] for i in self.tensors])
         ctx.others = [values[i] for i in self.others]
+        ctx.images = ()
         if self.fixed:
             ctx.mark_non_differentiable(*[results[i] for i in self.fixed if results[i] is not None])
-        if self.saving is not self.operator:
+        if self.takes_none:
             ctx.set_materialize_grads(False)
 
     def __call__(self, ctx: Any, flags: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
@@ -130,13 +141,21 @@ class Gradient:
         plan = self._plan(tuple(map(_any, flags)) if self.operator.has_lists else tuple(flags))
         pool = dict(zip(self.names, (*ctx.saved_tensors, *ctx.others, *gradients), strict=True))
         pool.update(plan.known)
+        if ctx.images:
+            pool.update({n: _channels_last(pool[n]) for n in ctx.images}, layout="NHWC")
         for call in plan.calls:
             results = call.function(*[pool[a] for a in call.arguments])
             if len(call.results) == 1:
                 pool[call.results[0]] = results
             else:
                 pool.update(zip(call.results, results, strict=True))
-        return [None if n is None else self._of(n, pool) for n in plan.wanted]
+        results = [None if n is None else self._of(n, pool) for n in plan.wanted]
+        if not ctx.images:
+            return results
+        return [
+            g.movedim(-1, 1) if n in self.operator.row.images else g
+            for n, g in zip(plan.wanted, results, strict=True)
+        ]
 
     def _plan(self, flags: tuple[bool, ...]) -> _Plan:
         plan = self.plans.get(flags)
@@ -162,6 +181,13 @@ class Gradient:
         return gradient
 
 
+def _channels_last(image: Any) -> Any:
+    """A tensor, or its shape, with the channels as the last axis; None stays None."""
+    if image is None or isinstance(image, torch.Tensor):
+        return image if image is None else image.movedim(1, -1)
+    return [image[0], *image[2:], image[1]]
+
+
 def _any(flag: Any) -> bool:
     return any(flag) if isinstance(flag, (list, tuple)) else flag
 
@@ -180,6 +206,8 @@ def function_of(operator: Operator, gradient: Gradient) -> Any:
             with _C._AutoDispatchBelowAutograd():
                 results = saving.overload.redispatch(keyset & _C._after_autograd_keyset, *args)
         gradient.keep(ctx, args, results if isinstance(results, tuple) else (results,))
+        if gradient.images and is_channels_last(args[0]):
+            ctx.images = gradient.images
         return results
 
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -190,7 +218,10 @@ def function_of(operator: Operator, gradient: Gradient) -> Any:
 
 
 def transformable_function_of(operator: Operator, gradient: Gradient) -> Any:
-    """The same for the transforms of torch.func, which want its context to be set up apart."""
+    """The same for the transforms of torch.func, which want its context to be set up apart.
+
+    Gradients of images are made as dy lies in memory: tensors of a batch do not tell how they do.
+    """
 
     def forward(*args: Any) -> Any:
         return gradient.saving.overload(*args)

@@ -68,6 +68,9 @@ class Op:
         gradient, further results.
     autocast : {"lower", "float32"}, optional
         What autocast turns floating inputs into: its dtype, or float32 for 16-bit ones.
+    images : sequence of str, optional
+        Inputs and outputs whose gradients are computed in the memory order of the first input where
+        that is channels last; a `layout` says so then. For ops whose gradients do not see it.
     vmap : callable, optional
         A rule of _vmap.py. Without it, and where it does not hold, a batch is computed item by
         item.
@@ -81,6 +84,7 @@ class Op:
     derived: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     saving: str | None = None
     autocast: str | None = None
+    images: Sequence[str] = ()
     vmap: Callable[..., Any] | None = None
 
     @property

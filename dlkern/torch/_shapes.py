@@ -11,8 +11,11 @@ from torch import Tensor
 Shape = Sequence[Any]  # of int or SymInt
 
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def like(x: Tensor) -> Tensor:
-    """Contiguous, as all results are."""
+    """Contiguous, as all results are but those in the format of images."""
     return x.new_empty(x.shape)
 
 
@@ -24,8 +27,33 @@ def like_dy(dy: Tensor) -> Tensor:
     return like(dy)
 
 
-def of_input(dy: Tensor, input_shape: Shape) -> Tensor:
-    return dy.new_empty(input_shape)
+def is_channels_last(x: Tensor) -> bool:
+    """In torch's channels-last format and no other; by the rule of src/pyx/call.pxi."""
+    last = _CHANNELS_LAST.get(x.dim())
+    return last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=last)
+
+
+def in_format_of(x: Tensor, shape: Shape, layout: str = "NCHW") -> Tensor:
+    """Channels last where x is, and comes with the channels first by name."""
+    last = not channels_last(layout) and len(shape) == x.dim() and is_channels_last(x)
+    memory_format = _CHANNELS_LAST[x.dim()] if last else torch.contiguous_format
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
+
+
+def image_like_x(x: Tensor, layout: str) -> Tensor:
+    return in_format_of(x, x.shape, layout)
+
+
+def of_input(dy: Tensor, input_shape: Shape, layout: str) -> Tensor:
+    return in_format_of(dy, input_shape, layout)
+
+
+def pointwise_of_x(x: Tensor) -> Tensor:
+    return in_format_of(x, x.shape)
+
+
+def pointwise_of_dy(dy: Tensor) -> Tensor:
+    return in_format_of(dy, dy.shape)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -66,16 +94,16 @@ def product_dtype(a: Tensor, exact: bool) -> torch.dtype:
 # ---- Normalisation -------------------------------------------------------------------------------
 
 
-def normalized(x: Tensor, *statistics: Any) -> tuple[Tensor, Tensor, Tensor]:
+def normalized(x: Tensor, layout: str, *statistics: Any) -> tuple[Tensor, Tensor, Tensor]:
     """y, mean, rstd; the statistics of that shape."""
-    return like(x), statistic(x, statistics), statistic(x, statistics)
+    return image_like_x(x, layout), statistic(x, statistics), statistic(x, statistics)
 
 
 def channel_gradients(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: str) -> Any:
     """dx, dweight, dbias of a norm with a weight for each channel."""
     given, shape = x if weight is None else weight, [channels(x, layout)]
     return (
-        like(x),
+        image_like_x(x, layout),
         None if weight is None else given.new_empty(shape),
         None if weight is None and bias is None else given.new_empty(shape),
     )
@@ -153,7 +181,7 @@ def conv(
 ) -> Tensor:
     taps, extents = spatial(weight.shape, layout), spatial(x.shape, layout)
     positions = windows(extents, taps, stride, padding, dilation)
-    return x.new_empty(image(x.shape[0], weight.shape[0], positions, layout))
+    return in_format_of(x, image(x.shape[0], weight.shape[0], positions, layout), layout)
 
 
 def conv_transpose(
@@ -171,20 +199,20 @@ def conv_transpose(
             for n, k, s, begin, end, more, d in each
         ]
     filters = channels(weight, layout) * groups
-    return x.new_empty(image(x.shape[0], filters, positions, layout))
+    return in_format_of(x, image(x.shape[0], filters, positions, layout), layout)
 
 
 def pooled(
     x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, layout: str
-) -> list[Any]:
+) -> Tensor:
     extents = spatial(x.shape, layout)
     taps = extents if kernel is None else kernel
     steps = taps if stride is None else stride
     dilation = [1] * len(extents) if dilation is None else dilation
     positions = windows(extents, taps, steps, padding, dilation, ceil_mode)
-    return image(x.shape[0], channels(x, layout), positions, layout)
+    return in_format_of(x, image(x.shape[0], channels(x, layout), positions, layout), layout)
 
 
-def adapted(x: Tensor, output_size: Any, layout: str) -> list[Any]:
+def adapted(x: Tensor, output_size: Any, layout: str) -> Tensor:
     positions = spatial(x.shape, layout) if output_size is None else output_size
-    return image(x.shape[0], channels(x, layout), positions, layout)
+    return in_format_of(x, image(x.shape[0], channels(x, layout), positions, layout), layout)

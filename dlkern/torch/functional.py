@@ -15,94 +15,70 @@ import torch
 from torch import Tensor
 
 from dlkern.torch._functions import functions as ops
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    memory_format = _CHANNELS_LAST.get(x.dim())
-    return (
-        memory_format is not None
-        and not x.is_contiguous()
-        and x.is_contiguous(memory_format=memory_format)
-    )
+from dlkern.torch._shapes import is_channels_last
 
 
-def _pointwise(name: str, x: Tensor, *args: Any) -> Tensor:
-    """An element-wise op in the order of memory."""
-    if _is_channels_last(x):
-        return ops[name](x.movedim(1, -1), *args).movedim(-1, 1)
-    return ops[name](x, *args)
-
-
-def _on_images(dims: int, x: Tensor, function: Callable[[Tensor, str], Any]) -> Any:
-    """function(images, layout) of a batch of images, or one image, in the order of memory."""
-    if x.dim() == dims + 1:
-        result = _on_images(dims, x.unsqueeze(0), function)
-        return (
-            tuple(r.squeeze(0) for r in result) if isinstance(result, tuple) else result.squeeze(0)
-        )
-    if not _is_channels_last(x):
-        return function(x, "NCHW")
-    result = function(x.movedim(1, -1), "NHWC")
-    if isinstance(result, tuple):
-        return tuple(r.movedim(-1, 1) for r in result)
-    return result.movedim(-1, 1)
+def _on_images(dims: int, x: Tensor, function: Callable[[Tensor], Any]) -> Any:
+    """function(images) of a batch of images, or one image."""
+    if x.dim() != dims + 1:
+        return function(x)
+    result = function(x.unsqueeze(0))
+    return tuple(r.squeeze(0) for r in result) if isinstance(result, tuple) else result.squeeze(0)
 
 
 # ---- Activations ---------------------------------------------------------------------------------
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    return _pointwise("relu", input)
+    return ops["relu"](input)
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
-    return _pointwise("relu6", input)
+    return ops["relu6"](input)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    return _pointwise("leaky_relu", input, negative_slope)
+    return ops["leaky_relu"](input, negative_slope)
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    return _pointwise("elu", input, alpha)
+    return ops["elu"](input, alpha)
 
 
 def selu(input: Tensor, inplace: bool = False) -> Tensor:
-    return _pointwise("selu", input)
+    return ops["selu"](input)
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    return _pointwise("gelu", input, approximate)
+    return ops["gelu"](input, approximate)
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    return _pointwise("silu", input)
+    return ops["silu"](input)
 
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
-    return _pointwise("hardswish", input)
+    return ops["hardswish"](input)
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
-    return _pointwise("mish", input)
+    return ops["mish"](input)
 
 
 def sigmoid(input: Tensor) -> Tensor:
-    return _pointwise("sigmoid", input)
+    return ops["sigmoid"](input)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    return _pointwise("hardsigmoid", input)
+    return ops["hardsigmoid"](input)
 
 
 def tanh(input: Tensor) -> Tensor:
-    return _pointwise("tanh", input)
+    return ops["tanh"](input)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    return _pointwise("softplus", input, beta, threshold)
+    return ops["softplus"](input, beta, threshold)
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
@@ -141,18 +117,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return ops["linear"](input, weight, bias)
 
 
-def _filters(weight: Tensor, layout: str) -> Tensor:
-    return weight if layout == "NCHW" else weight.movedim(1, -1)
-
-
 def _conv(dims: int) -> Callable[..., Tensor]:
     def conv(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
              padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:  # fmt: skip
         if padding == "same" and any(n != 1 for n in _each(stride)):
             raise ValueError(f"conv{dims}d: stride is {stride}, expected 1 beside padding='same'")
-        return _on_images(dims, input, lambda x, layout: ops["conv"](
-            x, _filters(weight, layout), bias, stride=_single(stride), padding=_single(padding),
-            dilation=_single(dilation), groups=groups, layout=layout))  # fmt: skip
+        return _on_images(dims, input, lambda x: ops["conv"](
+            x, weight, bias, stride=_single(stride), padding=_single(padding),
+            dilation=_single(dilation), groups=groups))  # fmt: skip
 
     return conv
 
@@ -161,10 +133,10 @@ def _conv_transpose(dims: int) -> Callable[..., Tensor]:
     def conv_transpose(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
                        padding: Any = 0, output_padding: Any = 0, groups: int = 1,
                        dilation: Any = 1) -> Tensor:  # fmt: skip
-        return _on_images(dims, input, lambda x, layout: ops["conv_transpose"](
-            x, _filters(weight, layout), bias, stride=_single(stride), padding=_single(padding),
-            output_padding=_single(output_padding), dilation=_single(dilation), groups=groups,
-            layout=layout))  # fmt: skip
+        return _on_images(dims, input, lambda x: ops["conv_transpose"](
+            x, weight, bias, stride=_single(stride), padding=_single(padding),
+            output_padding=_single(output_padding), dilation=_single(dilation),
+            groups=groups))  # fmt: skip
 
     return conv_transpose
 
@@ -189,9 +161,9 @@ def _max_pool(dims: int) -> Callable[..., Any]:
     def max_pool(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                  dilation: Any = 1, ceil_mode: bool = False,
                  return_indices: bool = False) -> Any:  # fmt: skip
-        return _on_images(dims, input, lambda x, layout: ops["max_pool"](
+        return _on_images(dims, input, lambda x: ops["max_pool"](
             x, _single(kernel_size), stride=_single(stride) or None, padding=_single(padding),
-            dilation=_single(dilation), ceil_mode=ceil_mode, layout=layout,
+            dilation=_single(dilation), ceil_mode=ceil_mode,
             return_indices=return_indices))  # fmt: skip
 
     return max_pool
@@ -201,10 +173,10 @@ def _avg_pool(dims: int) -> Callable[..., Tensor]:
     def avg_pool(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
                  ceil_mode: bool = False, count_include_pad: bool = True,
                  divisor_override: int | None = None) -> Tensor:  # fmt: skip
-        return _on_images(dims, input, lambda x, layout: ops["avg_pool"](
+        return _on_images(dims, input, lambda x: ops["avg_pool"](
             x, _single(kernel_size), stride=_single(stride) or None, padding=_single(padding),
             ceil_mode=ceil_mode, count_include_pad=count_include_pad,
-            divisor_override=divisor_override, layout=layout))  # fmt: skip
+            divisor_override=divisor_override))  # fmt: skip
 
     return avg_pool
 
@@ -212,25 +184,25 @@ def _avg_pool(dims: int) -> Callable[..., Tensor]:
 def _lp_pool(dims: int) -> Callable[..., Tensor]:
     def lp_pool(input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None,
                 ceil_mode: bool = False) -> Tensor:  # fmt: skip
-        return _on_images(dims, input, lambda x, layout: ops["lp_pool"](
+        return _on_images(dims, input, lambda x: ops["lp_pool"](
             x, float(norm_type), _single(kernel_size), stride=_single(stride) or None,
-            ceil_mode=ceil_mode, layout=layout))  # fmt: skip
+            ceil_mode=ceil_mode))  # fmt: skip
 
     return lp_pool
 
 
 def _adaptive_max_pool(dims: int) -> Callable[..., Any]:
     def adaptive_max_pool(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-        return _on_images(dims, input, lambda x, layout: ops["adaptive_max_pool"](
-            x, _single(output_size), layout=layout, return_indices=return_indices))  # fmt: skip
+        return _on_images(dims, input, lambda x: ops["adaptive_max_pool"](
+            x, _single(output_size), return_indices=return_indices))  # fmt: skip
 
     return adaptive_max_pool
 
 
 def _adaptive_avg_pool(dims: int) -> Callable[..., Tensor]:
     def adaptive_avg_pool(input: Tensor, output_size: Any) -> Tensor:
-        return _on_images(dims, input, lambda x, layout: ops["adaptive_avg_pool"](
-            x, _single(output_size), layout=layout))  # fmt: skip
+        return _on_images(dims, input, lambda x: ops["adaptive_avg_pool"](
+            x, _single(output_size)))  # fmt: skip
 
     return adaptive_avg_pool
 
@@ -264,20 +236,13 @@ def batch_norm(
     `residual`, of input's shape, is added to what was normalized, and `activation` ("relu" or
     "silu") applied to the sum, in the same kernel.
     """
-
-    def norm(x: Tensor, layout: str) -> Tensor:
-        added = residual
-        if added is not None and layout == "NHWC":
-            added = added.movedim(1, -1)
-        options = {"residual": added, "activation": activation, "eps": eps, "layout": layout}
-        if not training:
-            return ops["batch_norm"](x, weight, bias, running_mean, running_var, **options)
-        return ops["batch_norm_training"](
-            x, weight, bias, running_mean, running_var, momentum=momentum,
-            num_batches_tracked=num_batches_tracked, **options,
-        )[0]  # fmt: skip
-
-    return _on_images(input.dim() - 2, input, norm)
+    options = {"residual": residual, "activation": activation, "eps": eps}
+    if not training:
+        return ops["batch_norm"](input, weight, bias, running_mean, running_var, **options)
+    return ops["batch_norm_training"](
+        input, weight, bias, running_mean, running_var, momentum=momentum,
+        num_batches_tracked=num_batches_tracked, **options,
+    )[0]  # fmt: skip
 
 
 def instance_norm(
@@ -292,9 +257,9 @@ def instance_norm(
 ) -> Tensor:
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
-    return _on_images(input.dim() - 2, input, lambda x, layout: ops["instance_norm"](
-        x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps,
-        layout=layout))  # fmt: skip
+    return ops["instance_norm"](
+        input, weight, bias, running_mean, running_var, momentum=momentum, eps=eps
+    )
 
 
 def group_norm(
@@ -304,8 +269,7 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    return _on_images(input.dim() - 2, input, lambda x, layout: ops["group_norm"](
-        x, num_groups, weight, bias, eps=eps, layout=layout))  # fmt: skip
+    return ops["group_norm"](input, num_groups, weight, bias, eps=eps)
 
 
 def layer_norm(
@@ -344,7 +308,11 @@ def _normalized_ndim(op: str, x: Tensor, normalized_shape: Sequence[int]) -> int
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """The mask is drawn by dlkern from torch's generator: reproducible, other than torch's own."""
-    return _pointwise("dropout", input, p) if training else input
+    if not training:
+        return input
+    if is_channels_last(input):  # elements are counted by their axes: in the order of memory
+        return ops["dropout"](input.movedim(1, -1), p).movedim(-1, 1)
+    return ops["dropout"](input, p)
 
 
 def embedding(

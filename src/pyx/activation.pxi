@@ -81,6 +81,7 @@ cdef int activation_params(Call call, str name, tuple numbers,
 def activation(str name, x, tuple numbers, out, stream):
     cdef Call call = Call("gelu" if name == "gelu_tanh" else name, stream)
     cdef const DLTensor* tx = call.input("x", x)
+    call.keep_format(tx)
     cdef const DLTensor* ty = call.output_like("y", out, tx)
     cdef dlk_activation_params params
     activation_params(call, name, numbers, &params)
@@ -94,6 +95,7 @@ def activation_backward(str name, dy, x, tuple numbers, out, stream):
     cdef Call call = Call(("gelu" if name == "gelu_tanh" else name) + "_backward", stream)
     cdef const DLTensor* tdy = call.input("dy", dy)
     cdef const DLTensor* tx = call.input("x", x)
+    call.keep_format(tx)
     cdef const DLTensor* tdx = call.output_like("dx", out, tdy)
     cdef dlk_activation_params params
     activation_params(call, name, numbers, &params)

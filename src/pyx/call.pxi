@@ -68,6 +68,34 @@ cdef struct MoreSlots:
     MoreSlots* older
 
 
+cdef void dense_strides(int ndim, const int64_t* shape, bint channels_last,
+                        int64_t* strides) noexcept:
+    """Of a row-major array, or of one in PyTorch's channels-last format."""
+    cdef int64_t stride = 1
+    if channels_last:
+        strides[1] = 1
+        stride = max(shape[1], 1)
+    for d in range(ndim - 1, -1, -1):
+        if not (channels_last and d == 1):
+            strides[d] = stride
+            stride *= max(shape[d], 1)
+
+
+cdef bint is_dense(const DLTensor* tensor, bint channels_last) noexcept:
+    cdef int64_t strides[MAX_DIMS]
+    dense_strides(tensor.ndim, tensor.shape, channels_last, strides)
+    for d in range(tensor.ndim):
+        if tensor.shape[d] == 0 or (tensor.shape[d] > 1 and tensor.strides[d] != strides[d]):
+            return False
+    return True
+
+
+cdef bint is_channels_last(const DLTensor* tensor) noexcept:
+    """In that format alone; by the rule of dlkern/torch/_shapes.py."""
+    return (4 <= tensor.ndim <= 5 and tensor.strides != NULL and is_dense(tensor, True)
+            and not is_dense(tensor, False))
+
+
 cdef bint on_gpu(const DLTensor* tensor) noexcept:
     return tensor.device.device_type not in (kDLCPU, kDLCUDAHost, kDLROCMHost)
 
@@ -174,6 +202,7 @@ cdef class Call:
     cdef object scratch          # the workspace, alive until the call is over
     cdef list traced             # (array, whether it is written) of a traced framework
     cdef str first_keyword       # of the first output
+    cdef int channels_last_ndim  # outputs of this rank are made in that format
     cdef tuple renamed           # (C name, the caller's name, those before or None), or None
 
     def __cinit__(self, str op, stream):
@@ -184,6 +213,7 @@ cdef class Call:
         self.more = NULL
         self.attempts = 0
         self.first_tensor = NULL
+        self.channels_last_ndim = 0
         self.explicit_stream = stream is not None
         if self.explicit_stream:
             self.launch.stream = <void*>handle_of(stream)
@@ -243,6 +273,13 @@ cdef class Call:
 
     cdef const DLTensor* output_like(self, str name, object out, const DLTensor* like) except NULL:
         return self.output(name, out, like.ndim, like.shape, like.dtype)
+
+    cdef void keep_format(self, const DLTensor* like, int layout=DLK_LAYOUT_NCHW) noexcept:
+        """New outputs of its rank are in PyTorch's channels-last format if `like` is; of an image
+        op, where channels come first in `layout`."""
+        if (self.framework.has_formats and layout == DLK_LAYOUT_NCHW
+                and is_channels_last(like)):
+            self.channels_last_ndim = like.ndim
 
     cdef int rename(self, str role, str keyword) except -1:
         """Messages of C about `role` are to name `keyword`."""
@@ -480,19 +517,23 @@ cdef class Call:
 
     cdef const DLTensor* allocate(self, str name, int ndim, const int64_t* shape,
                                   DLDataType dtype) except NULL:
-        """A new contiguous array of the first argument's framework, on its device: self.made. Its
-        memory is ordered on the call's stream: it may have been freed there just before, and may be
-        used again there once it is freed, with kernels of ours still running."""
+        """A new array of the first argument's framework, on its device: self.made. It is contiguous
+        or in the format that keep_format() has chosen. Its memory is ordered on the call's stream:
+        it may have been freed there just before, and may be used again there once it is freed, with
+        kernels of ours still running."""
         cdef Slot* slot
+        cdef bint channels_last = ndim == self.channels_last_ndim and ndim > 0
         if (self.framework.api != NULL and self.framework.allocates_by_api
                 and self.on_current_stream()):
-            array = self.gpu_empty(ndim, shape, dtype)
+            array = self.gpu_empty(ndim, shape, dtype, channels_last)
             if array is not None:
                 slot = self.take_made(name, array)
                 if slot.tensor.device.device_id == self.first_tensor.device.device_id:
                     return &slot.tensor
                 self.count -= 1
-            return &self.take_made(name, self.exchange_empty(name, ndim, shape, dtype)).tensor
+            if not channels_last:
+                array = self.exchange_empty(name, ndim, shape, dtype)
+                return &self.take_made(name, array).tensor
         if dtype_name(dtype) not in _dtype_codes:
             raise TypeError(f"{self.op}: {self.first_name}.dtype is {dtype_name(dtype)}, which no "
                             "dlkern op takes")
@@ -505,8 +546,9 @@ cdef class Call:
             slot.tensor = (<Export>export).tensor
             self.made = export
             return &slot.tensor
+        options = {"channels_last": True} if channels_last else {}
         array = self.framework.adapter.empty(extents, dtype_name(dtype), self.device_tuple(),
-                                             <uintptr_t>self.launch.stream)
+                                             <uintptr_t>self.launch.stream, **options)
         self.made = array
         return self.add(name, array, True)
 
@@ -517,7 +559,8 @@ cdef class Call:
         self.made = array
         return slot
 
-    cdef object gpu_empty(self, int ndim, const int64_t* shape, DLDataType dtype):
+    cdef object gpu_empty(self, int ndim, const int64_t* shape, DLDataType dtype,
+                          bint channels_last):
         """A new array of the framework on the current GPU, or None where that has no quicker way to
         one than the exchange API."""
         if self.framework.gpu_empty is None or not on_gpu(self.first_tensor):
@@ -525,13 +568,10 @@ cdef class Call:
         known = self.framework.dtypes.get(dtype_key(dtype))
         if known is None:
             return None
-        cdef int64_t stride = 1
-        cdef list strides = [None] * ndim
-        for d in range(ndim - 1, -1, -1):
-            strides[d] = stride
-            stride *= max(shape[d], 1)
+        cdef int64_t strides[MAX_DIMS]
+        dense_strides(ndim, shape, channels_last, strides)
         return self.framework.gpu_empty(
-            tuple([shape[d] for d in range(ndim)]), tuple(strides), known)
+            tuple([shape[d] for d in range(ndim)]), tuple([strides[d] for d in range(ndim)]), known)
 
     cdef object exchange_empty(self, str name, int ndim, const int64_t* shape, DLDataType dtype):
         cdef DLTensor prototype

@@ -68,6 +68,7 @@ def conv(x, weight, bias, bint transposed, tuple window, out, stream):
     if out is None:
         check(dlk_conv_transpose_output_shape(tx, tweight, &params, shape) if transposed
               else dlk_conv_output_shape(tx, tweight, &params, shape))
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     while call.pending():
         with nogil:
@@ -88,6 +89,7 @@ def conv_backward_input(dy, weight, input_shape, bint transposed, tuple window, 
     conv_params(call, "dy", tdy, "weight", tweight, window, &params)
     if out is None:
         extents_of(call, "input_shape", input_shape, tdy.ndim, shape)
+    call.keep_format(tdy, params.layout)
     cdef const DLTensor* tdx = call.output("dx", out, tdy.ndim, shape, tdy.dtype)
     while call.pending():
         with nogil:
@@ -112,6 +114,7 @@ def conv_backward_weight(dy, x, weight_shape, bint transposed, tuple window, bin
     params.accumulate = accumulate
     if out is None:
         extents_of(call, "weight_shape", weight_shape, tx.ndim, shape)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* tdweight = call.output("dweight", out, tx.ndim, shape, tx.dtype)
     if bias:
         shape[0] = tdy.shape[1 if params.layout == DLK_LAYOUT_NCHW else tdy.ndim - 1]

@@ -47,6 +47,7 @@ cdef class Framework:
     cdef bint has_stream
     cdef bint has_attributes
     cdef bint allocates_by_api
+    cdef bint has_formats
     cdef object is_neg, is_grad_enabled    # of PyTorch's own classes, see Adapter.plain
     cdef dict forward_ad
     cdef object gpu_empty                  # see Adapter.gpu_empty
@@ -61,6 +62,7 @@ cdef class Framework:
         self.has_stream = self.adapter.has_stream
         self.has_attributes = self.adapter.has_attributes
         self.allocates_by_api = self.adapter.allocates_by_api
+        self.has_formats = self.adapter.has_formats
         self.is_neg, self.is_grad_enabled, self.forward_ad = self.adapter.plain or (None,) * 3
         self.gpu_empty, dtypes = self.adapter.gpu_empty or (None, None)
         self.dtypes = {dtype_key(dtype_named(name)): getattr(dtypes, name, None)

@@ -38,6 +38,7 @@ def add(a, b, alpha, beta, out, stream):
     cdef const DLTensor* tb = call.input("b", b)
     cdef int64_t shape[MAX_DIMS]
     cdef int ndim = broadcast_shape(ta, tb, shape)
+    call.keep_format(ta)
     cdef const DLTensor* ty = call.output("y", out, ndim, shape, ta.dtype)
     cdef dlk_add_params params = dlk_add_params(
         sizeof(dlk_add_params), 0, real(call, "alpha", alpha), real(call, "beta", beta))
@@ -59,6 +60,7 @@ cdef Call gradient_call(dy, str summand, shape, out, stream):
             ndim = min(len(shape), tdy.ndim)
         extents_of(call, summand + "_shape", shape, ndim, extents)
         call.rename("da.shape", summand + "_shape")
+    call.keep_format(tdy)
     call.output("da", out, ndim, extents, tdy.dtype)
     return call
 

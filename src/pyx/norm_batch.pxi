@@ -59,8 +59,9 @@ def batch_norm(x, weight, bias, running_mean, running_var, residual, activation,
     cdef const DLTensor* tresidual = call.optional_input("residual", residual)
     cdef const DLTensor* tmean = call.input("running_mean", running_mean)
     cdef const DLTensor* tvar = call.input("running_var", running_var)
-    cdef const DLTensor* ty = call.output_like("y", out, tx)
     cdef dlk_batch_norm_params params = batch_params(call, tx, layout, eps, activation)
+    call.keep_format(tx, params.layout)
+    cdef const DLTensor* ty = call.output_like("y", out, tx)
     while call.pending():
         with nogil:
             call.status = dlk_batch_norm_inference(tx, tweight, tbias, tresidual, tmean, tvar, ty,
@@ -89,6 +90,7 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, residual, ac
         params.momentum = real(call, "momentum", momentum)
     cdef int64_t channels = channels_of(tx, params.layout)
     cdef DLDataType wide = accumulator_of(tx.dtype)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output_like("y", out, tx)
     cdef const DLTensor* tsave_mean = call.output("mean", out_mean, 1, &channels, wide)
     cdef const DLTensor* tsave_rstd = call.output("rstd", out_rstd, 1, &channels, wide)
@@ -115,6 +117,7 @@ def batch_norm_backward(dy, x, weight, mean, rstd, bint training, y, activation,
     cdef int64_t channels = channels_of(tx, params.layout)
     cdef DLDataType dtype = tx.dtype if tweight == NULL else tweight.dtype
     cdef bint has_bias = True if tbias != NULL else wants_bias(call, bias, weight)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* tdx = call.output_like("dx", out, tx)
     cdef const DLTensor* tdweight = gradient(call, "dweight", out_weight, weight is not None, 1,
                                              &channels, dtype)

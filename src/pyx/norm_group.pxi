@@ -64,6 +64,7 @@ def group_norm(x, num_groups, weight, bias, activation, eps, layout, bint stats,
     cdef const DLTensor* tweight = call.optional_input("weight", weight)
     cdef const DLTensor* tbias = call.optional_input("bias", bias)
     cdef dlk_group_norm_params params = group_params(call, tx, num_groups, layout, eps, activation)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output_like("y", out, tx)
     cdef const DLTensor* tmean
     cdef const DLTensor* trstd
@@ -85,6 +86,7 @@ def instance_norm(x, weight, bias, running_mean, running_var, activation, moment
     cdef const DLTensor* trunning_var = call.optional_inout("running_var", running_var)
     cdef dlk_instance_norm_params params = instance_params(call, tx, layout, eps, momentum,
                                                            activation)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output_like("y", out, tx)
     cdef const DLTensor* tmean
     cdef const DLTensor* trstd
@@ -116,6 +118,7 @@ def group_norm_backward(dy, x, num_groups, weight, mean, rstd, activation, bias,
     cdef int64_t channels = channels_of(tx, params.layout)
     cdef DLDataType dtype = tx.dtype if tweight == NULL else tweight.dtype
     cdef bint has_bias = True if tbias != NULL else wants_bias(call, bias, weight)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* tdx = call.output_like("dx", out, tx)
     cdef const DLTensor* tdweight = gradient(call, "dweight", out_weight, weight is not None, 1,
                                              &channels, dtype)

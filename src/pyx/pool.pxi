@@ -102,6 +102,7 @@ def max_pool(str op, x, tuple window, str index_dtype, out, out_indices, stream)
     cdef int64_t shape[MAX_DIMS]
     pool_params(call, "x", tx, window, (True, None), &params)
     pool_output_shape(call, tx, &params, shape)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     if index_dtype is not None:
         if index_dtype not in ("int64", "int32", "uint8"):
@@ -123,6 +124,7 @@ def max_pool_backward(str op, dy, indices, input_shape, tuple window, out, strea
     pool_params(call, "dy", tdy, window, (True, None), &params)
     if out is None:
         extents_of(call, "input_shape", input_shape, tdy.ndim, shape)
+    call.keep_format(tdy, params.layout)
     cdef const DLTensor* tdx = call.output("dx", out, tdy.ndim, shape, tdy.dtype)
     while call.pending():
         with nogil:
@@ -137,6 +139,7 @@ def avg_pool(str op, x, tuple window, tuple average, out, stream):
     cdef int64_t shape[MAX_DIMS]
     pool_params(call, "x", tx, window, average, &params)
     pool_output_shape(call, tx, &params, shape)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     while call.pending():
         with nogil:
@@ -152,6 +155,7 @@ def avg_pool_backward(str op, dy, input_shape, tuple window, tuple average, out,
     pool_params(call, "dy", tdy, window, average, &params)
     if out is None:
         extents_of(call, "input_shape", input_shape, tdy.ndim, shape)
+    call.keep_format(tdy, params.layout)
     cdef const DLTensor* tdx = call.output("dx", out, tdy.ndim, shape, tdy.dtype)
     while call.pending():
         with nogil:
@@ -167,6 +171,7 @@ def lp_pool(x, norm_type, tuple window, out, stream):
     pool_params(call, "x", tx, window, (True, None), &params)
     params.norm = real(call, "norm_type", norm_type)
     pool_output_shape(call, tx, &params, shape)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     while call.pending():
         with nogil:
@@ -182,6 +187,7 @@ def lp_pool_backward(dy, x, y, norm_type, tuple window, out, stream):
     cdef dlk_pool_params params
     pool_params(call, "x", tx, window, (True, None), &params)
     params.norm = real(call, "norm_type", norm_type)
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* tdx = call.output("dx", out, tx.ndim, tx.shape, tx.dtype)
     while call.pending():
         with nogil:

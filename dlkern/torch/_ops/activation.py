@@ -39,7 +39,7 @@ def _activation(name: str, options: str) -> list[Op]:
     return [
         Op(
             f"{name}(Tensor x{options}) -> (Tensor y)",
-            shapes.like_x,
+            shapes.pointwise_of_x,
             backward=[f"{name}_backward"],
             derived={"x": lambda y: y} if name in _KEEP_Y else {},
             vmap=leading("x"),
@@ -47,7 +47,7 @@ def _activation(name: str, options: str) -> list[Op]:
         ),
         Op(
             f"{name}_backward(Tensor dy, Tensor x{options}) -> (Tensor dx)",
-            shapes.like_dy,
+            shapes.pointwise_of_x,
             backward=twice if name in _PIECEWISE_LINEAR else (),
             gradients={"x": "zero"} if name in _PIECEWISE_LINEAR else {},
             vmap=leading("dy", "x"),

@@ -18,9 +18,10 @@ _WINDOW = (
 _TRANSPOSED = _WINDOW.replace("padding,", "padding, int[] output_padding,")
 
 
-def _weight_gradients(dy: Tensor, weight_shape: Any, bias: bool, layout: str) -> Any:
+def _weight_gradients(dy: Tensor, x: Tensor, weight_shape: Any, bias: bool, layout: str) -> Any:
     filters = shapes.channels(dy, layout)
-    return dy.new_empty(weight_shape), dy.new_empty([filters]) if bias else None
+    dweight = shapes.in_format_of(x, weight_shape, layout)
+    return dweight, dy.new_empty([filters]) if bias else None
 
 
 def _conv(name: str, window: str, shape: Callable[..., Tensor]) -> list[Op]:
@@ -31,6 +32,7 @@ def _conv(name: str, window: str, shape: Callable[..., Tensor]) -> list[Op]:
             shape,
             backward=[by_input, by_weight],
             autocast="lower",
+            images=("x", "weight", "y"),
             vmap=folded("x"),
         ),
         # Their own gradients are convolutions again.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlkern.torch import _shapes as shapes
 from dlkern.torch._op import Op, compute
 from dlkern.torch._registry import run
 from dlkern.torch._vmap import leading
@@ -25,7 +26,7 @@ def _sum_of_both(
 ROWS = [
     Op(
         "add(Tensor a, Tensor b, float alpha=1.0, float beta=1.0) -> (Tensor y)",
-        lambda a, b: a.new_empty(torch.broadcast_shapes(a.shape, b.shape)),
+        lambda a, b: shapes.in_format_of(a, torch.broadcast_shapes(a.shape, b.shape)),
         backward=["add_backward"],
         vmap=leading("a", "b"),
     ),
@@ -33,7 +34,8 @@ ROWS = [
         "add_backward(Tensor dy, SymInt[]? a_shape=None, SymInt[]? b_shape=None, float alpha=1.0,"
         " float beta=1.0) -> (Tensor? da, Tensor? db)",
         lambda dy, a_shape, b_shape: tuple(
-            None if shape is None else dy.new_empty(shape) for shape in (a_shape, b_shape)
+            None if shape is None else shapes.in_format_of(dy, shape)
+            for shape in (a_shape, b_shape)
         ),
         backward=[compute("ddy", _sum_of_both)],
         derived={"dy_shape": lambda dy: dy.shape},

@@ -17,7 +17,7 @@ _Y_FOR_RESIDUAL = {"y": lambda y, residual: None if residual is None else y}
 
 
 def _gradients(x: Tensor, weight: Any, bias: Any, y: Any, layout: str) -> Any:
-    dresidual = None if y is None else shapes.like(x)
+    dresidual = None if y is None else shapes.image_like_x(x, layout)
     return *shapes.channel_gradients(x, weight, bias, layout), dresidual
 
 
@@ -26,7 +26,7 @@ ROWS = [
         "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor running_mean,"
         " Tensor running_var, Tensor? residual=None, str? activation=None,"
         f" {_EPS_LAYOUT}) -> (Tensor y)",
-        shapes.like_x,
+        shapes.image_like_x,
         backward=["batch_norm_inference_backward"],
         derived=_Y_FOR_RESIDUAL,
         vmap=folded("x", "residual"),
@@ -42,7 +42,7 @@ ROWS = [
         " Tensor(a!)? running_mean=None, Tensor(b!)? running_var=None, Tensor? residual=None,"
         " str? activation=None, float? momentum=0.1, Tensor(c!)? num_batches_tracked=None,"
         f" {_EPS_LAYOUT}) -> (Tensor y, Tensor mean, Tensor rstd)",
-        lambda x, layout: shapes.normalized(x, shapes.channels(x, layout)),
+        lambda x, layout: shapes.normalized(x, layout, shapes.channels(x, layout)),
         backward=["batch_norm_backward"],
         derived=_Y_FOR_RESIDUAL,
     ),

@@ -35,7 +35,7 @@ def _with_stats(plain: Callable[..., Any], count: int, *names: str) -> Callable[
 ROWS = [
     Op(
         f"group_norm(Tensor x, int num_groups, {_GROUP}) -> (Tensor y)",
-        shapes.like_x,
+        shapes.image_like_x,
         backward=["group_norm_backward"],
         saving="group_norm_with_stats",
         autocast="float32",
@@ -44,7 +44,7 @@ ROWS = [
     Op(
         f"group_norm_with_stats(Tensor x, int num_groups, {_GROUP})"
         " -> (Tensor y, Tensor mean, Tensor rstd)",
-        lambda x, num_groups: shapes.normalized(x, x.shape[0], num_groups),
+        lambda x, num_groups, layout: shapes.normalized(x, layout, x.shape[0], num_groups),
         _with_stats(dlkern.group_norm, 4, "activation", "eps", "layout"),
         vmap=folded("x"),
     ),
@@ -54,13 +54,13 @@ ROWS = [
     ),
     Op(
         f"instance_norm({_INSTANCE}) -> (Tensor y)",
-        shapes.like_x,
+        shapes.image_like_x,
         backward=["instance_norm_backward"],
         saving="instance_norm_with_stats",
     ),
     Op(
         f"instance_norm_with_stats({_INSTANCE}) -> (Tensor y, Tensor mean, Tensor rstd)",
-        lambda x, layout: shapes.normalized(x, x.shape[0], shapes.channels(x, layout)),
+        lambda x, layout: shapes.normalized(x, layout, x.shape[0], shapes.channels(x, layout)),
         _with_stats(dlkern.instance_norm, 5, "activation", "momentum", "eps", "layout"),
     ),
     Op(f"instance_norm_backward(Tensor dy, Tensor x, {_BACKWARD}", shapes.channel_gradients),

@@ -26,20 +26,11 @@ _ADAPTIVE = f"SymInt[]? output_size, {_LAYOUT}"
 
 def _pooled(x: Tensor, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
             layout: str) -> Tensor:  # fmt: skip
-    return x.new_empty(shapes.pooled(x, kernel, stride, padding, None, ceil_mode, layout))
-
-
-def _max_pooled(x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
-                layout: str) -> Tensor:  # fmt: skip
-    return x.new_empty(shapes.pooled(x, kernel, stride, padding, dilation, ceil_mode, layout))
-
-
-def _adapted(x: Tensor, output_size: Any, layout: str) -> Tensor:
-    return x.new_empty(shapes.adapted(x, output_size, layout))
+    return shapes.pooled(x, kernel, stride, padding, None, ceil_mode, layout)
 
 
 def _with_indices(y: Tensor, index_dtype: str) -> tuple[Tensor, Tensor]:
-    return y, y.new_empty(y.shape, dtype=getattr(torch, index_dtype))
+    return y, torch.empty_like(y, dtype=getattr(torch, index_dtype))
 
 
 def _index_dtype(index_dtype: str, kernel: Any) -> str:
@@ -67,16 +58,17 @@ def _adaptive_max_pool_with_indices(x, output_size, layout="NCHW", index_dtype="
 ROWS = [
     Op(
         f"max_pool(Tensor x, {_MAXIMUM}) -> (Tensor y)",
-        _max_pooled,
+        shapes.pooled,
         backward=["max_pool_backward"],
         saving="max_pool_with_indices",
+        images=("x", "y", "indices"),
         vmap=folded("x"),
     ),
     Op(
         f'max_pool_with_indices(Tensor x, {_MAXIMUM}, str index_dtype="smallest")'
         " -> (Tensor y, Tensor indices)",
         lambda x, kernel, stride, padding, dilation, ceil_mode, layout, index_dtype: _with_indices(
-            _max_pooled(x, kernel, stride, padding, dilation, ceil_mode, layout),
+            shapes.pooled(x, kernel, stride, padding, dilation, ceil_mode, layout),
             _index_dtype(index_dtype, kernel),
         ),
         _max_pool_with_indices,
@@ -91,6 +83,7 @@ ROWS = [
         f"avg_pool(Tensor x, {_AVERAGE}) -> (Tensor y)",
         _pooled,
         backward=["avg_pool_backward"],
+        images=("x", "y"),
         vmap=folded("x"),
     ),
     Op(
@@ -102,24 +95,26 @@ ROWS = [
         f"lp_pool(Tensor x, float norm_type, {_NORM}) -> (Tensor y)",
         _pooled,
         backward=["lp_pool_backward"],
+        images=("x", "y"),
         vmap=folded("x"),
     ),
     Op(
         f"lp_pool_backward(Tensor dy, Tensor x, Tensor y, float norm_type, {_NORM}) -> (Tensor dx)",
-        shapes.like_x,
+        shapes.image_like_x,
     ),
     Op(
         f"adaptive_max_pool(Tensor x, {_ADAPTIVE}) -> (Tensor y)",
-        _adapted,
+        shapes.adapted,
         backward=["adaptive_max_pool_backward"],
         saving="adaptive_max_pool_with_indices",
+        images=("x", "y", "indices"),
         vmap=folded("x"),
     ),
     Op(
         f'adaptive_max_pool_with_indices(Tensor x, {_ADAPTIVE}, str index_dtype="int32")'
         " -> (Tensor y, Tensor indices)",
         lambda x, output_size, layout, index_dtype: _with_indices(
-            _adapted(x, output_size, layout), index_dtype
+            shapes.adapted(x, output_size, layout), index_dtype
         ),
         _adaptive_max_pool_with_indices,
         vmap=folded("x"),
@@ -131,8 +126,9 @@ ROWS = [
     ),
     Op(
         f"adaptive_avg_pool(Tensor x, {_ADAPTIVE}) -> (Tensor y)",
-        _adapted,
+        shapes.adapted,
         backward=["adaptive_avg_pool_backward"],
+        images=("x", "y"),
         vmap=folded("x"),
     ),
     Op(
