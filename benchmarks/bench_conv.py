@@ -20,11 +20,13 @@ from .harness import Case, main
 class Conv:
     """One convolution of square images by square filters, padded to keep the extent.
 
+    With ``dims=1`` of lines, padded at their beginning alone (causal).
+
     Parameters
     ----------
     n, c, extent, k : int
         Images, their channels and height; channels of the result.
-    taps, stride, dilation, groups : int
+    taps, stride, dilation, groups, dims : int
     name : str
         Kind of product, as in bench_gemm.
     layout : str
@@ -42,15 +44,19 @@ class Conv:
     name: str = "bf16"
     layout: str = "NHWC"
     group: str = "table"
+    dims: int = 2
 
     @property
-    def padding(self) -> int:
-        return self.dilation * (self.taps - 1) // 2
+    def padding(self) -> tuple[int, int]:
+        """At the beginning and the end of each dimension."""
+        all_of_it = self.dilation * (self.taps - 1)
+        return (all_of_it, 0) if self.dims == 1 else (all_of_it // 2, all_of_it // 2)
 
     @property
     def label(self) -> str:
         return (
-            f"{self.name} {self.layout} N{self.n} C{self.c} {self.extent}x{self.extent} K{self.k} "
+            f"{self.name} {self.layout} N{self.n} C{self.c} "
+            f"{'x'.join([str(self.extent)] * self.dims)} K{self.k} "
             f"r{self.taps} s{self.stride} d{self.dilation} g{self.groups}"
         )
 
@@ -128,30 +134,54 @@ GPU = [
     Conv(64, 128, 28, 128, name="fp16", group="others"),
     Conv(64, 256, 14, 256, name="fp16", layout="NCHW", group="others"),
 ]
+CPU_OTHERS = [
+    (2, 32, 112, 32, 3, 1, 32),
+    (2, 96, 112, 96, 3, 2, 96),
+    (2, 672, 14, 672, 5, 1, 672),
+    (2, 96, 56, 96, 7, 1, 96),
+    (2, 16, 112, 96, 1),
+    (2, 1152, 7, 320, 1),
+    (2, 3, 224, 96, 4, 4),
+    (1, 128, 64, 256),
+    (1, 64, 128, 2, 1),
+    (1, 256, 33, 256, 3, 1, 1, 12),
+]
+CAUSAL = [(2, 768, 1024, 768, 4, 1, 768), (2, 256, 1024, 256), (2, 64, 4096, 64, 3, 1, 1, 8)]
 CPU = [
-    *[Conv(*shape, name="fp32", layout=layout)
-      for layout in ("NCHW", "NHWC")
-      for shape in ((4, 3, 224, 64, 7, 2), (8, 64, 56, 64), (8, 64, 56, 64, 1), (8, 256, 14, 256),
-                    (8, 384, 28, 384, 3, 1, 384), (4, 256, 28, 256, 3, 1, 32))],
+    *[Conv(4, *shape[1:], name="fp32", layout=layout, group=f"table {layout}")
+      for layout in ("NCHW", "NHWC") for shape in TABLE],
+    *[Conv(*shape, name="fp32", layout="NCHW", group="resnet50") for shape in resnet50(2)],
+    *[Conv(*shape, name="fp32", layout=layout, group="others")
+      for layout in ("NCHW", "NHWC") for shape in CPU_OTHERS],
+    *[Conv(*shape, name="fp32", layout=layout, group="causal", dims=1)
+      for layout in ("NCHW", "NHWC") for shape in CAUSAL],
+    *[Conv(4, *shape[1:], layout="NCHW", group="bf16") for shape in MIDDLE],
 ]  # fmt: skip
 
 
 def cases_of(p: Conv, device: str) -> Iterator[Case]:
     dtype = DTYPES[p.name]
-    random = lambda *shape: torch.randn(shape, device=device).to(dtype)  # noqa: E731
     last = p.layout == "NHWC"
     # Theirs have the channels first, whichever way they lie in memory.
-    memory = torch.channels_last if last else torch.contiguous_format
     ours = lambda t: t.movedim(1, -1) if last else t  # noqa: E731
-    x = random(p.n, p.c, p.extent, p.extent).to(memory_format=memory)
-    w = (random(p.k, p.c // p.groups, p.taps, p.taps) / p.taps).to(memory_format=memory)
-    options = {"stride": p.stride, "padding": p.padding, "dilation": p.dilation, "groups": p.groups}
-    conv = lambda a, b: torch.nn.functional.conv2d(a, b, None, **options)  # noqa: E731
-    y = torch.empty_like(conv(x, w), memory_format=memory)
-    dy = random(*y.shape).to(memory_format=memory)
+    laid = lambda t: ours(t).contiguous().movedim(-1, 1) if last else t.contiguous()  # noqa: E731
+    random = lambda *shape: laid(torch.randn(shape, device=device).to(dtype))  # noqa: E731
+    x = random(p.n, p.c, *[p.extent] * p.dims)
+    w = laid(random(p.k, p.c // p.groups, *[p.taps] * p.dims) / p.taps)
+    begin, end = p.padding
+    # What they cannot pad while they compute is padded before.
+    padded = x if begin == end else laid(torch.nn.functional.pad(x, (begin, end)))
+    padding = [begin if begin == end else 0] * p.dims
+    settings = ([p.stride] * p.dims, padding, [p.dilation] * p.dims, False, [0] * p.dims, p.groups)
+    conv = lambda a, b: torch.ops.aten.convolution(a, b, None, *settings)  # noqa: E731
+    y = laid(torch.empty_like(conv(padded, w)))
+    dy = random(*y.shape)
     dx, dw = torch.empty_like(x), torch.empty_like(w)
     tf32 = p.name == "tf32"
-    given = options | {"layout": p.layout, "precision": "tf32" if tf32 else "ieee"}
+    given = {
+        "stride": p.stride, "padding": [p.padding] * p.dims, "dilation": p.dilation,
+        "groups": p.groups, "layout": p.layout, "precision": "tf32" if tf32 else "ieee",
+    }  # fmt: skip
 
     def rival(run):
         def set_and_run():
@@ -161,34 +191,27 @@ def cases_of(p: Conv, device: str) -> Iterator[Case]:
 
         return {"torch": set_and_run}
 
-    def gradient(which: int):
-        return lambda: torch.ops.aten.convolution_backward(
-            dy, x, w, None, [p.stride] * 2, [p.padding] * 2, [p.dilation] * 2, False, [0, 0],
-            p.groups, [which == 0, which == 1, False],
-        )[which]  # fmt: skip
+    def gradient(which: int, dy=dy, x=padded, w=w):
+        mask = [which == 0, which == 1, False]
+        result = torch.ops.aten.convolution_backward(dy, x, w, None, *settings, mask)[which]
+        return result[..., begin:] if which == 0 and begin != end else result
 
     # A few images, or a few filters for the gradient of weights, by sums in float64.
     some = slice(0, 1)
     flops = 2 * y.numel() * w[0].numel()
 
     def reference(which: str):
-        a, b, g = x.double(), w.double(), dy.double()
-        settings = (None, [p.stride] * 2, [p.padding] * 2, [p.dilation] * 2, False, [0, 0])
+        a, b, g = padded.double(), w.double(), dy.double()
         if which == "fwd":
-            return torch.nn.functional.conv2d(
-                a[some], b, None, p.stride, p.padding, p.dilation, p.groups
-            )
-        return torch.ops.aten.convolution_backward(
-            g[some] if which == "dgrad" else g, a[some] if which == "dgrad" else a, b, *settings,
-            p.groups, [which == "dgrad", which == "wgrad", False],
-        )[which == "wgrad"]  # fmt: skip
+            return conv(a[some], b)
+        return gradient(0, g[some], a[some], b) if which == "dgrad" else gradient(1, g, a, b)
 
     eps = {"tf32": 2**-8, "fp32": 2**-17}.get(p.name, float(torch.finfo(dtype).eps))
     for which, run, other, result in (
         (
             "fwd",
             lambda: dlkern.conv(ours(x), ours(w), out=ours(y), **given),
-            lambda: conv(x, w),
+            lambda: conv(padded, w),
             y,
         ),
         (
@@ -196,7 +219,7 @@ def cases_of(p: Conv, device: str) -> Iterator[Case]:
             lambda: dlkern.conv_backward_input(
                 ours(dy), ours(w), ours(x).shape, out=ours(dx), **given
             ),
-            gradient(0),
+            lambda: gradient(0),
             dx,
         ),
         (
@@ -204,7 +227,7 @@ def cases_of(p: Conv, device: str) -> Iterator[Case]:
             lambda: dlkern.conv_backward_weight(
                 ours(dy), ours(x), ours(w).shape, out=ours(dw), **given
             ),
-            gradient(1),
+            lambda: gradient(1),
             dw,
         ),
     ):
@@ -229,7 +252,7 @@ def cases_of(p: Conv, device: str) -> Iterator[Case]:
 def cases(device: str, quick: bool) -> Iterator[Case]:
     chosen = GPU if device == "cuda" else CPU
     if quick:
-        chosen = [p for p in chosen if p.group == "table"]
+        chosen = [p for p in chosen if p.group.startswith("table")]
     for p in chosen:
         yield from cases_of(p, device)
 
