@@ -66,6 +66,7 @@ from dlkern.conv import (
     conv_transpose_backward_input,
     conv_transpose_backward_weight,
 )
+from dlkern.conv_scaled import scaled_conv
 from dlkern.dropout import dropout, dropout_backward
 from dlkern.elementwise import add, add_backward, elementwise
 from dlkern.embedding import embedding, embedding_backward, one_hot
@@ -298,6 +299,7 @@ __all__ = [
     "rope",
     "rope_backward",
     "scale_grads",
+    "scaled_conv",
     "scaled_matmul",
     "selu",
     "selu_backward",

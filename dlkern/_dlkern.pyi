@@ -627,6 +627,24 @@ def scaled_matmul(
     stream: Any,
 ) -> Any: ...
 
+# conv_scaled.pxi
+def scaled_conv(
+    x: Any,
+    weight: Any,
+    scale_x: Any,
+    scale_weight: Any,
+    bias: Any,
+    window: tuple,
+    activation: Any,
+    alpha: Any,
+    out_dtype: Any,
+    scale_out: Any,
+    amax: bool,
+    out: Any,
+    out_amax: Any,
+    stream: Any,
+) -> Any: ...
+
 # gemm_grouped.pxi
 def grouped_matmul(
     a: Any,

@@ -60,12 +60,12 @@ def scaled_matmul(
         As in :func:`~dlkern.linear`.
     out_dtype : str or dtype, optional
         Of a new result: bfloat16 (default), float16, float32, float8_e4m3fn or float8_e5m2. int8
-        products without scales, bias, activation, `scale_out` and `amax` can give int32, which is
-        then the default: exact sums.
+        products can give int8 and, without scales, bias, activation, `scale_out` and `amax`, int32,
+        which is then the default: exact sums.
     scale_out : array, optional
-        One float32 on the device; multiplies the result before it is rounded. float8 results are
+        One float32 on the device; multiplies the result before it is rounded. Results of 8 bits are
         rounded to nearest even, and saturate: what is beyond the largest finite number, infinity
-        too, becomes that number. NaN stays NaN.
+        too, becomes that number. NaN stays NaN, or of int8 becomes 0.
     amax : bool
         Return max |z| too, before `scale_out` (NaN where any z is); so does passing `out_amax`.
     batch_invariant : bool

@@ -13,13 +13,14 @@
  * (NHWC: [C_in, taps..., C_out/G]).
  *
  * dtypes: float64, float32, float16, bfloat16, the same for all tensors of a call; 16-bit products
- * are summed in float32. Any strides. Outputs overlap no input. Empty batches and channels are
+ * are summed in float32. dlk_scaled_conv has float8 and int8. Any strides. Outputs overlap no input. Empty batches and channels are
  * valid: a sum over nothing is the bias, or zero. Where a weight is NaN or infinite, results whose
  * taps reach outside x may be NaN there.
  */
 #ifndef DLKERN_CONV_H_
 #define DLKERN_CONV_H_
 
+#include <dlkern/activation.h>
 #include <dlkern/core.h>
 
 #ifdef __cplusplus
@@ -57,7 +58,7 @@ typedef struct dlk_conv_params {
 
 /* The shape of y (x.ndim entries are written to shape):
  *     extent = (x extent + pad_begin + pad_end - dilation * (taps - 1) - 1) / stride + 1
- * An extent below 1 is DLK_INVALID_ARGUMENT. */
+ * An extent below 1 is DLK_INVALID_ARGUMENT. dtypes are not looked at. */
 DLK_API dlk_status_t dlk_conv_output_shape(const DLTensor* x, const DLTensor* weight,
                                            const dlk_conv_params* params, int64_t* shape);
 /* The shape of the transposed convolution's y:
@@ -94,6 +95,39 @@ DLK_API dlk_status_t dlk_conv_transpose_backward_weight(const DLTensor* dy, cons
                                                         const DLTensor* dbias,
                                                         const dlk_conv_params* params,
                                                         const dlk_launch* launch);
+
+typedef struct dlk_scaled_conv_params {
+  uint32_t struct_size;
+  int32_t activation; /* dlk_activation */
+  double alpha;       /* of the activation, see activation.h */
+  double threshold;
+  dlk_conv_params conv; /* precision and accumulate are not used */
+} dlk_scaled_conv_params;
+#define DLK_SCALED_CONV_PARAMS_INIT           \
+  {sizeof(dlk_scaled_conv_params),            \
+   DLK_ACTIVATION_NONE,                       \
+   DLK_ACTIVATION_ALPHA(DLK_ACTIVATION_NONE), \
+   DLK_ACTIVATION_THRESHOLD,                  \
+   DLK_CONV_PARAMS_INIT}
+
+/* The forward convolution of 8-bit numbers with factors that undo their quantisation. There are no
+ * zero points: padding is the number 0, and so is the code 0.
+ *
+ *     out[n, k, o] = activation(scale_x scale_weight[k] sum_{c, t} x weight + bias[k])
+ *     y = out * scale_out,    amax = max |out|  (NaN where any element of out is)
+ *
+ * x and weight: both of float8 (e4m3fn and e5m2 in any mixture), whose products are summed in
+ * float32, or both int8, summed in int32. On tensor cores of compute capability 9.0 about 14 bits are
+ * kept in sums of 128 float8 products; those are added in float32.
+ * scale_x (optional): one float32. scale_weight (optional): one float32, [1], or one for each output
+ * channel, [K]. bias (optional) [K]: float32, float16 or bfloat16. y, scale_out, amax: as in
+ * dlk_scaled_matmul (gemm.h). y and amax overlap no input. Shapes are those of dlk_conv_forward. */
+DLK_API dlk_status_t dlk_scaled_conv(const DLTensor* x, const DLTensor* weight,
+                                     const DLTensor* scale_x, const DLTensor* scale_weight,
+                                     const DLTensor* bias, const DLTensor* scale_out,
+                                     const DLTensor* y, const DLTensor* amax,
+                                     const dlk_scaled_conv_params* params,
+                                     const dlk_launch* launch);
 
 #ifdef __cplusplus
 }

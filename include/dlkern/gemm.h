@@ -144,10 +144,10 @@ typedef struct dlk_scaled_matmul_params {
  * y    = out * scale_out,  amax = max |out|  (NaN where any element of out is)
  *
  * a [..., M, K] and b [..., K, N]: both of float8 (e4m3fn and e5m2 in any mixture), or both int8.
- * y [..., M, N]: bfloat16, float16, float32, float8_e4m3fn or float8_e5m2, or for int8 operands
- * without scales, bias, activation, scale_out and amax int32: the exact sums (modulo 2^32).
- * A float8 y is rounded to nearest even; what is beyond the format's largest finite number,
- * infinity too, becomes that number, and NaN stays NaN. bias (optional) [N]: float32, float16 or
+ * y [..., M, N]: bfloat16, float16, float32, float8_e4m3fn or float8_e5m2, or for int8 operands int8
+ * and, without scales, bias, activation, scale_out and amax, int32: the exact sums (modulo 2^32).
+ * A float8 or int8 y is rounded to nearest even; what is beyond the format's largest finite number,
+ * infinity too, becomes that number, and NaN stays NaN, or of int8 becomes 0. bias (optional) [N]: float32, float16 or
  * bfloat16. scale_out (optional input) and amax (optional output): one float32, on the device.
  *
  * scale_a, scale_b (optional): float32 factors on the device, strided as they like. With R rows of

@@ -9,7 +9,7 @@
 // depend on the extents alone, and in the first two not on the batch: so do an image's bits. 16-bit
 // data pass through float32 panels.
 #include "cpu/conv.h"
-#include "cpu/conv_patches.h"
+#include "cpu/conv_weights.h"
 #include "cpu/prims/blas.h"
 #include "cpu/prims/parallel.h"
 #include "cpu/prims/reduce.h"
@@ -17,96 +17,7 @@
 namespace dlkern::cpu {
 namespace {
 
-constexpr int64_t kGrain = int64_t{1} << 20;  // multiplications worth a thread
-constexpr int64_t kTasks = 16;                // enough parts of a whole problem
-constexpr int64_t kTasksPerImage = 4;
-constexpr int64_t kPanelElements = 192 * 1024;
-constexpr int64_t kPanelRows = 768;
-
-int64_t grain(int64_t multiplications_per_task) {
-  return 1 + kGrain / (multiplications_per_task + 1);
-}
-
-Form form_of(const ConvProblem& p) {
-  return channels_last(p) ? Form::kPositionMajor : Form::kChannelMajor;
-}
-
-// Positions of a panel whose patches have `rows` rows: enough for efficient products, few enough for
-// the L2 cache, and never a buffer past 64 MB for the sake of efficiency.
-int64_t panel_columns(int64_t rows) {
-  const int64_t least = std::clamp<int64_t>((int64_t{1} << 24) / rows, 1, 192);
-  return std::clamp<int64_t>(kPanelElements / rows, least, 1024);
-}
-
-// Offset of tap t, counted in row-major order.
-int64_t tap_offset(const ConvGeometry& g, const ConvWeightStrides& s, int64_t t) {
-  const int64_t t2 = t % g.window[2].kernel, t01 = t / g.window[2].kernel;
-  return t01 / g.window[1].kernel * s.taps[0] + t01 % g.window[1].kernel * s.taps[1] +
-         t2 * s.taps[2];
-}
-
-// The weights as matrices [k, r] of the accumulation type, r ordered as the form wants it, in blocks
-// of `chunk` channels: the tensor's own memory where it is that already.
-template <class T>
-class Weights {
- public:
-  using Acc = Accumulator<T>;
-
-  Weights(const ConvProblem& p, Form form, int64_t chunk)
-      : g_(p.geometry), chunk_(std::max<int64_t>(chunk, 1)) {
-    const ConvWeightStrides& s = p.w_strides;
-    const int64_t taps = g_.taps();
-    StridedIndex<1> reduction;  // (c, taps) or (taps, c)
-    if (form == Form::kChannelMajor) reduction.push(g_.c, {s.c});
-    for (int d = 0; d < 3; ++d) reduction.push(g_.window[d].kernel, {s.taps[d]});
-    if (form == Form::kPositionMajor) reduction.push(g_.c, {s.c});
-    const bool whole = form == Form::kChannelMajor || chunk_ >= g_.c;
-    if (std::is_same_v<T, Acc> && whole && reduction.is_flat() && s.k >= g_.c * taps) {
-      direct_ = reinterpret_cast<const Acc*>(p.w.as<T>());
-      ld_ = s.k;
-      group_ = s.group;
-      return;
-    }
-    storage_.resize(g_.groups * g_.k * g_.c * taps);
-    const int64_t chunks = ceil_div(g_.c, chunk_);
-    parallel_for(g_.groups * chunks * g_.k, 1 + 4096 / (chunk_ * taps),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     const int64_t k = i % g_.k, first = i / g_.k % chunks * chunk_,
-                                   group = i / g_.k / chunks;
-                     const int64_t channels = std::min(chunk_, g_.c - first);
-                     const T* from = p.w.as<T>() + group * s.group + k * s.k + first * s.c;
-                     Acc* to = storage_.data() + offset(group, first) + k * channels * taps;
-                     const bool channel_major = form == Form::kChannelMajor;
-                     for (int64_t t = 0; t < taps; ++t) {
-                       const T* tap = from + tap_offset(g_, s, t);
-                       for (int64_t c = 0; c < channels; ++c) {
-                         to[channel_major ? c * taps + t : t * channels + c] =
-                             static_cast<Acc>(tap[c * s.c]);
-                       }
-                     }
-                   }
-                 });
-  }
-
-  // Rows [0, k) of the chunk of channels that begins at `first`.
-  Matrix<const Acc> block(int64_t group, int64_t first) const {
-    const int64_t taps = g_.taps();
-    if (direct_) return {direct_ + group * group_ + first * taps, ld_};
-    return {storage_.data() + offset(group, first), std::min(chunk_, g_.c - first) * taps};
-  }
-
- private:
-  int64_t offset(int64_t group, int64_t first) const {
-    return (group * g_.c + first) * g_.k * g_.taps();
-  }
-
-  ConvGeometry g_;
-  int64_t chunk_;
-  const Acc* direct_ = nullptr;
-  int64_t ld_ = 0, group_ = 0;
-  std::vector<Acc> storage_;
-};
+constexpr int64_t kTasks = 16;  // enough parts of a whole problem
 
 // c[channel, position] of a panel starts as the bias of `channels` channels from `first` on, or 0.
 template <class T, class Acc>
@@ -137,20 +48,9 @@ void forward(const ConvProblem& p) {
   const Patches<T> x(g, form, p.x.as<T>(), p.x_strides);
   Patches<T> y(pointwise(g), form, p.y.as<T>(), p.y_strides);
 
-  // Units of patch rows per product, and positions per panel.
-  const int64_t inner = std::max<int64_t>(x.inner(), 1);
-  const int64_t outer = g.c > 0 ? x.outer() : 0;  // nothing to sum: the bias alone
-  const int64_t units = std::clamp<int64_t>(kPanelRows / inner, 1, std::max<int64_t>(outer, 1));
-  const int64_t rows = units * inner;
-  const PanelPlan panels(g, panel_columns(rows), false);
-  // Small images: their output channels are shared as well, though each part builds the patches.
-  const int64_t parts = std::clamp<int64_t>(
-      g.k / 128, 1, ceil_div(kTasksPerImage, panels.panels_per_image * g.groups));
-  const int64_t part = ceil_div(g.k, parts);
-
-  const int64_t tasks = g.groups * panels.count * parts;
-  const int64_t columns = panels.max_columns();
-  parallel_for(tasks, grain(part * columns * rows), [&](int64_t begin, int64_t end) {
+  const ForwardCuts cuts(g, x.outer(), x.inner());
+  const auto& [inner, outer, units, rows, panels, parts, part, columns] = cuts;
+  parallel_for(cuts.tasks(g), cuts.grain(), [&](int64_t begin, int64_t end) {
     std::vector<Acc> patches(rows * columns), result(part * columns);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t group = task % g.groups, first = task / g.groups % parts * part;
@@ -274,7 +174,7 @@ void backward_input(const ConvProblem& p) {
   const PanelPlan panels(g, std::min<int64_t>(panel_columns(rows), 384), false);
   const int64_t columns = panels.max_columns();
   const int64_t work = g.out_count() * g.k * rows;
-  parallel_for(g.batch * g.groups * chunks, grain(work), [&](int64_t begin, int64_t end) {
+  parallel_for(g.batch * g.groups * chunks, conv_grain(work), [&](int64_t begin, int64_t end) {
     std::vector<Acc> product(rows * columns), buffer(g.k * columns);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t first = task % chunks * chunk, group = task / chunks % g.groups;
@@ -355,7 +255,7 @@ void backward_weight(const ConvProblem& p) {
 
   const int64_t columns = panels.max_columns();
   const int64_t work = g.k * rows * columns * ceil_div(panels.count, splits);
-  parallel_for(splits * g.groups * chunks, grain(work), [&](int64_t begin, int64_t end) {
+  parallel_for(splits * g.groups * chunks, conv_grain(work), [&](int64_t begin, int64_t end) {
     std::vector<Acc> patches(rows * columns), gradient(g.k * columns);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t unit = task % chunks * units, group = task / chunks % g.groups;

@@ -15,10 +15,9 @@
 #include <optional>
 #include <vector>
 
-#include "core/float16.h"
 #include "core/index.h"
 #include "core/window.h"
-#include "cpu/prims/convert.h"
+#include "cpu/prims/any_dtype.h"
 #include "ops/conv.h"
 
 namespace dlkern::cpu {

@@ -70,7 +70,9 @@ class Int8Worker {
         }
       }
     }
-    for (int64_t i = 0; i < p.rows; ++i) store(p, at, i);
+    for (int64_t i = 0; i < p.rows; ++i) {
+      finish_.finish(&sums_[i * cols_], row_.data(), p.item, at, p.i0 + i, p.j0, p.cols);
+    }
   }
   void end() { finish_.finish_amax(); }
 
@@ -91,18 +93,6 @@ class Int8Worker {
         for (int64_t i = 0; i < rows; ++i) out[i * padded + l] = from[i * row + l * step];
       }
     }
-  }
-
-  void store(const Panel& p, const int64_t (&at)[Gemm::kTensors], int64_t i) {
-    const int32_t* sums = &sums_[i * cols_];
-    if (g_.y.dtype == DType::kInt32) {
-      int32_t* y = g_.y.as<int32_t>() + at[3] + (p.i0 + i) * g_.y.row + p.j0 * g_.y.col;
-      for (int64_t j = 0; j < p.cols; ++j) y[j * g_.y.col] = sums[j];
-      return;
-    }
-    for (int64_t j = 0; j < p.cols; ++j) row_[j] = static_cast<float>(sums[j]);
-    finish_.scale(row_.data(), p.item, at, p.i0 + i, p.j0, p.cols);
-    finish_.store(row_.data(), at, p.i0 + i, p.j0, p.cols, false);
   }
 
   const Gemm& g_;

@@ -133,9 +133,7 @@ void copy(const Piece& p) {
 
 template <class T>
 void load_wide(const T* src, int64_t stride, int64_t n, Wide<T>* dst) {
-  if constexpr (std::is_same_v<T, Float8E4M3> || std::is_same_v<T, Float8E5M2>) {
-    load_float8_span(src, stride, n, dst);
-  } else if constexpr (std::is_same_v<Wide<T>, float>) {
+  if constexpr (std::is_same_v<Wide<T>, float>) {
     load_span(src, stride, n, dst);
   } else {
     for (int64_t i = 0; i < n; ++i) dst[i] = to_wide(src[i * stride]);

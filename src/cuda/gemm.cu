@@ -12,8 +12,8 @@ __global__ void clear_kernel(float* number) { *number = 0; }
 
 }  // namespace
 
-void gpu::clear_amax(const Gemm& g, const Launch& launch) {
-  if (g.amax) launch_kernel(clear_kernel, 1, 1, 0, launch.stream, g.amax);
+void gpu::clear_amax(const Epilogue& e, const Launch& launch) {
+  if (e.amax) launch_kernel(clear_kernel, 1, 1, 0, launch.stream, e.amax);
 }
 
 template <>

@@ -20,9 +20,9 @@ namespace gpu {
 // Float32 products by multiply-adds, if *condition (on the device) is not 0.
 void run_simt_if(const Gemm& g, const int* condition, const Launch& launch);
 
-// Sets g.amax, if there is one, to 0, in stream order. Every implementation begins with this; the
+// Sets e.amax, if there is one, to 0, in stream order. Every implementation begins with this; the
 // epilogue then raises it.
-void clear_amax(const Gemm& g, const Launch& launch);
+void clear_amax(const Epilogue& e, const Launch& launch);
 
 }  // namespace gpu
 }  // namespace dlkern

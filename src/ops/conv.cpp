@@ -3,11 +3,13 @@
 #include <dlkern/conv.h>
 
 #include "core/window.h"
+#include "ops/gemm_problem.h"
 
 namespace dlkern {
 namespace {
 
 constexpr dlk_conv_params kDefaults = DLK_CONV_PARAMS_INIT;
+constexpr dlk_scaled_conv_params kScaledDefaults = DLK_SCALED_CONV_PARAMS_INIT;
 
 // Where the dimensions of a tensor lie. Weights are laid out like images, with K in place of N.
 struct Layout {
@@ -164,11 +166,10 @@ ConvImageStrides image_strides(int layout_kind, const Tensor& t) {
   return strides;
 }
 
-// The common body. `input` and `output` are the forward op's (or gradients in their place).
-template <ConvDirection kDirection>
-void run(Call& call, const dlk_conv_params& p, bool transposed, const Tensor& input,
-         const Tensor& weight, const Tensor& output, const Tensor& bias) {
-  Conv<kDirection> problem{};
+// Checks shapes and fills the problem in. `input` and `output` are the forward op's (or gradients in
+// their place).
+void fill(const Call& call, const dlk_conv_params& p, bool transposed, const Tensor& input,
+          const Tensor& weight, const Tensor& output, const Tensor& bias, ConvProblem& problem) {
   problem.geometry = make_geometry(call, p, transposed, input, weight);
   const Dims shape = output_shape(p, transposed, problem.geometry, input.ndim);
   call.require_shape(output, {shape.data(), static_cast<size_t>(input.ndim)},
@@ -190,6 +191,13 @@ void run(Call& call, const dlk_conv_params& p, bool transposed, const Tensor& in
   problem.accumulate = p.accumulate != 0;
   problem.precision = static_cast<dlk_precision>(p.precision);
   move_trivial_dims_first(problem);
+}
+
+template <ConvDirection kDirection>
+void run(Call& call, const dlk_conv_params& p, bool transposed, const Tensor& input,
+         const Tensor& weight, const Tensor& output, const Tensor& bias) {
+  Conv<kDirection> problem{};
+  fill(call, p, transposed, input, weight, output, bias, problem);
   call.run(problem);
 }
 
@@ -198,7 +206,6 @@ dlk_status_t shape(const char* op, bool transposed, const DLTensor* x_, const DL
   return entry(op, nullptr, [&](Call& call) {
     const dlk_conv_params p = read_params(params, kDefaults);
     const Tensor x = call.input("x", x_), weight = call.input("weight", weight_);
-    check_tensors(call, {x, weight}, {});
     if (!shape) fail(DLK_INVALID_ARGUMENT, "shape is NULL, expected room for x.ndim extents");
     const ConvGeometry geometry = make_geometry(call, p, transposed, x, weight);
     const Dims dims = output_shape(p, transposed, geometry, x.ndim);
@@ -253,7 +260,35 @@ dlk_status_t backward_weight(const char* op, bool transposed, const DLTensor* dy
   });
 }
 
+// The factors of the weights: one, or one for each output channel.
+Scale weight_scale(const Call& call, const Tensor& scale, int64_t channels) {
+  if (!scale) return {};
+  call.require_dtype(scale, {DType::kFloat32});
+  Scale s{scale.as<const float>()};
+  if (scale.numel() == 1 && scale.ndim <= 1) return s;
+  call.require_shape(scale, {&channels, 1}, "one per output channel, or one element");
+  s.row = scale.strides[0];
+  return s;
+}
+
 }  // namespace
+
+Gemm scaled_conv_output(const ScaledConv& p, bool channels_are_columns) {
+  Gemm g;
+  static_cast<Epilogue&>(g) = p.epilogue;
+  const auto of_channels = [&](const Tensor& t, int64_t stride) {
+    return matrix(t, channels_are_columns ? 0 : stride, channels_are_columns ? stride : 0);
+  };
+  g.y = of_channels(p.y, p.y_strides.c);
+  if (p.bias) {
+    g.c = of_channels(p.bias, p.bias.strides[0]);
+    g.beta = 1;
+  }
+  (channels_are_columns ? g.scale_a : g.scale_b).data = p.scale_x;
+  (channels_are_columns ? g.scale_b : g.scale_a) = p.scale_w;
+  return g;
+}
+
 }  // namespace dlkern
 
 dlk_status_t dlk_conv_output_shape(const DLTensor* x, const DLTensor* weight,
@@ -303,4 +338,46 @@ dlk_status_t dlk_conv_transpose_backward_weight(const DLTensor* dy, const DLTens
                                                 const dlk_launch* launch) {
   return dlkern::backward_weight("conv_transpose_backward_weight", true, dy, x, dweight, dbias,
                                  params, launch);
+}
+
+dlk_status_t dlk_scaled_conv(const DLTensor* x_, const DLTensor* weight_, const DLTensor* scale_x_,
+                             const DLTensor* scale_weight_, const DLTensor* bias_,
+                             const DLTensor* scale_out_, const DLTensor* y_, const DLTensor* amax_,
+                             const dlk_scaled_conv_params* params, const dlk_launch* launch) {
+  using namespace dlkern;
+  return entry("scaled_conv", launch, [&](Call& call) {
+    const dlk_scaled_conv_params p = read_params(params, kScaledDefaults);
+    const dlk_conv_params window = read_params(&p.conv, kDefaults);
+    const Tensor x = call.input("x", x_);
+    const Tensor weight = call.input("weight", weight_);
+    const Tensor scale_x = call.optional_input("scale_x", scale_x_);
+    const Tensor scale_weight = call.optional_input("scale_weight", scale_weight_);
+    const Tensor bias = call.optional_input("bias", bias_);
+    const Tensor scale_out = call.optional_input("scale_out", scale_out_);
+    const Tensor y = call.output("y", y_);
+    const Tensor amax = call.optional_output("amax", amax_);
+    require_8bit(call, x, weight, y,
+                 !scale_x && !scale_weight && !bias && !scale_out && !amax &&
+                     p.activation == DLK_ACTIVATION_NONE);
+    if (bias) call.require_dtype(bias, {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+    for (const Tensor* scalar : {&scale_x, &scale_out, &amax}) {
+      if (*scalar) call.require_scalar(*scalar, DType::kFloat32);
+    }
+    for (const Tensor* output : {&y, &amax}) {
+      for (const Tensor* input : {&x, &weight, &scale_x, &scale_weight, &bias, &scale_out}) {
+        call.require_disjoint(*output, *input);
+      }
+    }
+    call.require_disjoint(amax, y);
+
+    ScaledConv problem{};
+    fill(call, window, false, x, weight, y, bias, problem);
+    problem.scale_x = scale_x ? scale_x.as<const float>() : nullptr;
+    problem.scale_w =
+        weight_scale(call, scale_weight, problem.geometry.groups * problem.geometry.k);
+    set_activation(problem.epilogue, p.activation, p.alpha, p.threshold);
+    problem.epilogue.scale_y = scale_out ? scale_out.as<const float>() : nullptr;
+    problem.epilogue.amax = amax ? amax.as<float>() : nullptr;
+    call.run(problem);
+  });
 }

@@ -7,6 +7,7 @@
 #include "core/call.h"
 #include "core/tensor.h"
 #include "core/window.h"
+#include "ops/gemm.h"
 
 namespace dlkern {
 
@@ -97,6 +98,23 @@ using ConvForward = Conv<ConvDirection::kForward>;
 using ConvBackwardInput = Conv<ConvDirection::kBackwardInput>;
 using ConvBackwardWeight = Conv<ConvDirection::kBackwardWeight>;
 
+// The forward convolution of 8-bit numbers: x and w both int8, or both of float8 of either kind.
+//     out = activation(scale_x scale_w[k] sum + bias[k]),    y = out * scale_y, rounded once
+struct ScaledConv : ConvProblem {
+  const float* scale_x = nullptr;  // optional, one number
+  Scale scale_w;                   // a row for each output channel, over all groups
+  Epilogue epilogue;               // activation, scale_y and amax; it has no matrices
+};
+
+// The end of its sums as that of a matrix product, of pixels by channels or of channels by pixels:
+// scales and epilogue. Channels count over all groups, and pixels have no stride: where one lies in y
+// is for the caller to add.
+Gemm scaled_conv_output(const ScaledConv& p, bool channels_are_columns);
+
+template <>
+ImplList<ScaledConv> cpu_impls<ScaledConv>();
+template <>
+ImplList<ScaledConv> gpu_impls<ScaledConv>();
 template <>
 ImplList<ConvForward> cpu_impls<ConvForward>();
 template <>

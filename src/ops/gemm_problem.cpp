@@ -14,16 +14,16 @@ void require_precision(int32_t precision) {
   }
 }
 
-void set_activation(Gemm& g, int32_t activation, double alpha, double threshold) {
+void set_activation(Epilogue& e, int32_t activation, double alpha, double threshold) {
   if (!is_activation(activation)) {
     fail(DLK_INVALID_ARGUMENT, "activation is ", activation, ", expected a dlk_activation");
   }
   if (activation == DLK_ACTIVATION_SOFTPLUS && alpha == 0) {
     fail(DLK_INVALID_ARGUMENT, "alpha is ", alpha, ", expected it not to be 0");
   }
-  g.activation = static_cast<dlk_activation>(activation);
-  g.activation_alpha = alpha;
-  g.activation_threshold = threshold;
+  e.activation = static_cast<dlk_activation>(activation);
+  e.activation_alpha = alpha;
+  e.activation_threshold = threshold;
 }
 
 Tensor transposed(Tensor t) {
@@ -110,6 +110,7 @@ void require_8bit(const Call& call, const Tensor& a, const Tensor& b, const Tens
     }
     return;
   }
+  if (y.dtype == kInt8 && a.dtype == kInt8) return;
   call.require_dtype(y, {kBFloat16, kFloat16, kFloat32, kFloat8E4M3, kFloat8E5M2});
 }
 

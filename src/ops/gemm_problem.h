@@ -11,7 +11,7 @@ namespace dlkern {
 
 void require_precision(int32_t precision);
 // Of an epilogue, checked.
-void set_activation(Gemm& g, int32_t activation, double alpha, double threshold);
+void set_activation(Epilogue& e, int32_t activation, double alpha, double threshold);
 
 inline Matrix matrix(const Tensor& t, int64_t row, int64_t col) {
   return {t.data, t.dtype, row, col};
@@ -41,8 +41,8 @@ Gemm make_gemm(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& 
 void set_rows(Gemm& g, const Tensor& x, const Tensor& y, const Tensor& pre, const Tensor& residual,
               const Tensor& saved);
 
-// Of products of float8 or int8 operands. is_plain: nothing is applied to the sums, so that y may be
-// int32 where the operands are int8.
+// Of products of float8 or int8 operands. y may be int8 where they are int8 and, where is_plain says
+// that nothing is applied to the sums, int32.
 void require_8bit(const Call& call, const Tensor& a, const Tensor& b, const Tensor& y,
                   bool is_plain);
 

@@ -23,13 +23,18 @@ cdef DLDataType result_dtype(Call call, object name, DLDataType operand, bint pl
     return dtype_named(name)
 
 
+cdef int require_flag(Call call, object amax) except -1:
+    if amax is not True and amax is not False:
+        raise TypeError(f"{call.op}: amax is {type(amax).__name__}, expected True or False; "
+                        "out_amax receives the number")
+    return 0
+
+
 def scaled_matmul(a, b, scale_a, scale_b, bias, activation, alpha, out_dtype, scale_out,
                   amax, bint batch_invariant, out, out_amax, stream):
     """y, or (y, amax) with amax."""
     cdef Call call = Call("scaled_matmul", stream)
-    if amax is not True and amax is not False:
-        raise TypeError(f"{call.op}: amax is {type(amax).__name__}, expected True or False; "
-                        "out_amax receives the number")
+    require_flag(call, amax)
     cdef const DLTensor* ta = call.input("a", a)
     cdef const DLTensor* tb = call.input("b", b)
     cdef const DLTensor* tscale_a = call.optional_input("scale_a", scale_a)

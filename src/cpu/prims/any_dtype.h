@@ -5,6 +5,7 @@
 
 #include "core/dtype.h"
 #include "core/float8.h"
+#include "core/int8.h"
 #include "cpu/prims/convert.h"
 #include "cpu/prims/spans.h"
 
@@ -42,8 +43,10 @@ inline __m256i float8_as_half(const Float8E4M3*, __m256i codes, float* scale) {
 }
 #endif
 
+// Of 8-bit floats what load_span is of other types.
 template <class T, class Acc>
-void load_float8_span(const T* src, int64_t stride, int64_t n, Acc* dst) {
+  requires(std::is_same_v<T, Float8E4M3> || std::is_same_v<T, Float8E5M2>)
+void load_span(const T* src, int64_t stride, int64_t n, Acc* dst) {
   int64_t i = 0;
 #if defined(__AVX2__) && defined(__F16C__)
   if constexpr (std::is_same_v<Acc, float>) {
@@ -67,16 +70,16 @@ void load_float8_span(const T* src, int64_t stride, int64_t n, Acc* dst) {
 template <class Acc>
 void load_any_span(DType dtype, const void* data, int64_t at, int64_t stride, int64_t n, Acc* dst) {
   if (dtype == DType::kFloat8E4M3) {
-    return load_float8_span(static_cast<const Float8E4M3*>(data) + at, stride, n, dst);
+    return load_span(static_cast<const Float8E4M3*>(data) + at, stride, n, dst);
   }
   if (dtype == DType::kFloat8E5M2) {
-    return load_float8_span(static_cast<const Float8E5M2*>(data) + at, stride, n, dst);
+    return load_span(static_cast<const Float8E5M2*>(data) + at, stride, n, dst);
   }
   dispatch_floating(
       dtype, [&]<class T>() { load_span(static_cast<const T*>(data) + at, stride, n, dst); });
 }
 
-// The way back, rounded; 8-bit floats saturate (core/float8.h).
+// The way back, rounded; also to int8. 8 bits saturate (core/float8.h, core/int8.h).
 template <class Acc>
 void store_any_span(const Acc* src, DType dtype, void* data, int64_t at, int64_t stride,
                     int64_t n) {
@@ -85,6 +88,7 @@ void store_any_span(const Acc* src, DType dtype, void* data, int64_t at, int64_t
   };
   if (dtype == DType::kFloat8E4M3) return narrow(static_cast<Float8E4M3*>(data));
   if (dtype == DType::kFloat8E5M2) return narrow(static_cast<Float8E5M2*>(data));
+  if (dtype == DType::kInt8) return narrow(static_cast<Int8*>(data));
   dispatch_floating(dtype,
                     [&]<class T>() { store_span(src, static_cast<T*>(data) + at, stride, n); });
 }

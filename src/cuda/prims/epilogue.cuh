@@ -4,13 +4,14 @@
 #include "core/activation_math.h"
 #include "core/fast_math.h"
 #include "core/float8.h"
+#include "core/int8.h"
 #include "cuda/prims/gpu.h"
 #include "cuda/prims/vec.cuh"
 #include "ops/epilogue.h"
 
 namespace dlkern::gpu {
 
-// f(the matrix's data as the type that it has); that of a result may be float8 too.
+// f(the matrix's data as the type that it has); that of a result may be float8 or int8 too.
 template <bool kIsResult, class F>
 __device__ __forceinline__ void with_type(const Matrix& t, F&& f) {
   switch (t.dtype) {
@@ -25,6 +26,7 @@ __device__ __forceinline__ void with_type(const Matrix& t, F&& f) {
     default:
       if constexpr (kIsResult) {
         if (t.dtype == DType::kFloat8E4M3) return f(t.as<Float8E4M3>());
+        if (t.dtype == DType::kInt8) return f(t.as<Int8>());
         return f(t.as<Float8E5M2>());
       }
   }
