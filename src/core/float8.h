@@ -67,4 +67,10 @@ struct Float8E5M2 {
   DLK_HD explicit operator float() const { return float8_detail::to_float<2, 15, 0x7b>(bits); }
 };
 
+// Of a code whose format is known at run time only.
+DLK_HD float float8_value(uint8_t bits, bool is_e5m2) {
+  return is_e5m2 ? float8_detail::to_float<2, 15, 0x7b>(bits)
+                 : float8_detail::to_float<3, 7, 0x7e>(bits);
+}
+
 }  // namespace dlkern

@@ -126,26 +126,33 @@ struct Gather {
     }
     return r;
   }
-  template <class T>
-  __device__ Accumulator<T> load(const T* image, const Pixel& p, const Tap& t) const {
-    int64_t offset = p.offset + t.offset;
+  // False: the tap sees nothing there. Else `offset` is that of what it sees.
+  __device__ bool find(const Pixel& p, const Tap& t, int64_t& offset) const {
+    offset = p.offset + t.offset;
 #pragma unroll
     for (int d = 0; d < 3; ++d) {
       if constexpr (kInverse) {
         const int scaled = p.at[d] - t.at[d];
-        if (scaled < 0) return 0;
+        if (scaled < 0) return false;
         int at = scaled;
         if (stride[d] != 1) {
           at = static_cast<int>(by_stride[d](scaled));
-          if (at * stride[d] != scaled) return 0;
+          if (at * stride[d] != scaled) return false;
         }
-        if (at >= extent[d]) return 0;
+        if (at >= extent[d]) return false;
         offset += at * strides.spatial[d];
       } else {
-        if (static_cast<unsigned>(p.at[d] + t.at[d]) >= static_cast<unsigned>(extent[d])) return 0;
+        if (static_cast<unsigned>(p.at[d] + t.at[d]) >= static_cast<unsigned>(extent[d])) {
+          return false;
+        }
       }
     }
-    return static_cast<Accumulator<T>>(image[offset]);
+    return true;
+  }
+  template <class T>
+  __device__ Accumulator<T> load(const T* image, const Pixel& p, const Tap& t) const {
+    int64_t offset;
+    return find(p, t, offset) ? static_cast<Accumulator<T>>(image[offset]) : Accumulator<T>(0);
   }
 };
 

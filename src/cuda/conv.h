@@ -22,7 +22,15 @@ ImplList<ConvForward> conv_forward_simt_impls();
 ImplList<ConvBackwardInput> conv_backward_input_simt_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_simt_impls();
 
+// The forward convolution of 8-bit numbers by wgmma.
+ImplList<ScaledConv> conv_scaled_sm90_impls();
+
 namespace gpu {
+
+// A forward convolution of one tap that moves nowhere as a matrix product, of pixels by channels where
+// channels lie last, else of channels by pixels; groups, then images are its batch. Returns why it is
+// none, or nullptr.
+const char* pointwise_product(const ConvProblem& p, Gemm& g);
 
 // The gradient of a bias, which the problem has.
 void add_bias_gradient(const ConvProblem& p, const Launch& launch);

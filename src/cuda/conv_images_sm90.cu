@@ -8,17 +8,6 @@ namespace {
 
 using namespace conv_sm90;
 
-// Estimated clocks of a multiprocessor: as cost_of in gemm_sm90.cu.
-double cost_of(const Sm90Config& c, int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
-  const int64_t tiles =
-      ceil_div(rows, c.m * c.multicast) * c.multicast * ceil_div(cols, c.n) * groups;
-  const double waves = ceil_div(tiles, multiprocessor_count());
-  const double multiply = c.m * c.n / 32.0 * (c.n >= 192 ? 1.0 : c.n == 64 ? 1.4 : 1.05);
-  const double copy = (c.m + c.n / c.multicast) * kSwizzleBytes / 60.0;
-  const double main = stages * std::max(multiply, copy), out = 800 + 4.0 * c.n;
-  return c.ping_pong ? waves * std::max(main, (main + out) / 2) + out : waves * (main + out);
-}
-
 int image_config(int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
   int best = 0;
   double least = 0;
@@ -45,19 +34,6 @@ struct ImagePlan {
   Stage from_stage, to_stage, weights_stage;
   size_t workspace_bytes = 0;
 };
-
-// Whether the weights can be read as they lie.
-bool in_place(const ConvProblem& p, ImagePlan& plan) {
-  const ConvGeometry& g = p.geometry;
-  const ConvWeightStrides& s = p.w_strides;
-  const int bytes = plan.from.bytes;
-  const std::optional<int64_t> tap = tap_stride(p);
-  if (!tap) return false;
-  plan.weights = {p.w.data, g.k, g.c, s.k, *tap, s.group};
-  return (s.c == 1 || g.c == 1) && reinterpret_cast<uintptr_t>(p.w.data) % 16 == 0 &&
-         is_copyable(s.k, g.k, bytes) && is_copyable(*tap, g.taps(), bytes) &&
-         is_copyable(s.group, g.groups, bytes);
-}
 
 // staging: images may be copied in the workspace.
 ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
@@ -92,27 +68,15 @@ ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
   if (of_to) plan.to_stage = Stage(pixels_by_channels(*to, plan.to), plan.workspace_bytes);
   // In a gradient, rows of the weights are summed: as they lie only for 16-bit types.
   plan.along_k = !inverse;
-  if (!in_place(p, plan) || (inverse && plan.mma == Mma::kTf32)) {
+  if (const auto weights = weights_in_place(p); weights && !(inverse && plan.mma == Mma::kTf32)) {
+    plan.weights = *weights;
+  } else {
     plan.along_k = true;
     plan.weights_stage = Stage(rows_by_columns(p, inverse), plan.workspace_bytes);
     const Dims& s = plan.weights_stage.copy.strides;
     plan.weights = {nullptr, plan.k, plan.c, s[1], s[4], s[0]};
   }
   return plan;
-}
-
-CUtensorMap weights_map(const ImagePlan& plan, int64_t taps, int64_t groups, int rows) {
-  const Weights& w = plan.weights;
-  const int bytes = plan.from.bytes;
-  const uint32_t depth = kSwizzleBytes / bytes;
-  return make_tensor_map(w.data,
-                         {map_type(plan.mma, true),
-                          bytes,
-                          {static_cast<uint64_t>(w.cols), static_cast<uint64_t>(w.rows),
-                           static_cast<uint64_t>(taps), static_cast<uint64_t>(groups)},
-                          {map_stride(w.row * bytes, w.rows), map_stride(w.tap * bytes, taps),
-                           map_stride(w.group * bytes, groups)},
-                          {depth, plan.along_k ? static_cast<uint32_t>(rows) : depth}});
 }
 
 void set_epilogue(const ConvProblem& p, const ImagePlan& plan, Sm90Args& args) {
@@ -179,7 +143,7 @@ void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, con
   const int clusters = std::min(sm90_clusters_at_once(kernel, c.multicast), args.tiles);
   launch_sm90(kernel, clusters, c.multicast,
               {columns_map(plan.from, axes, d, type, c.m),
-               weights_map(plan, g.taps(), g.groups, c.n / c.multicast), map_y},
+               weights_map(plan.weights, plan.mma, plan.along_k, g, c.n / c.multicast), map_y},
               args, launch.stream);
 }
 

@@ -29,8 +29,7 @@ struct Pixels {
   }
 };
 
-const char* unsuitable(const ConvProblem& p) {
-  if (const char* reason = fused_work_declines(p)) return reason;
+const char* not_pointwise(const ConvProblem& p) {
   const ConvGeometry& g = p.geometry;
   for (int d = 0; d < 3; ++d) {
     const Window& w = g.window[d];
@@ -41,6 +40,10 @@ const char* unsuitable(const ConvProblem& p) {
   if (g.groups > 1 && (g.c < 16 || g.k < 16)) return "few channels in a group";
   if (p.x.numel() == 0 || p.y.numel() == 0 || p.w.numel() == 0) return "nothing to multiply";
   return nullptr;
+}
+const char* unsuitable(const ConvProblem& p) {
+  if (const char* reason = fused_work_declines(p)) return reason;
+  return not_pointwise(p);
 }
 
 // An image times the weights: x giving y or, where it is inverse, y giving x.
@@ -58,20 +61,19 @@ const char* image_product(const ConvProblem& p, bool inverse, Gemm& g) {
   const StridedIndex<2>& index = one ? pixels.all : pixels.spatial;
   const auto pixel = [&](int image) { return index.ndim ? index.stride[image][0] : 0; };
 
-  const DType dtype = p.x.dtype;
   const int64_t bias = p.bias ? p.bias.strides[0] : 0;
-  const Matrix image{images[from]->data, dtype, pixel(from), pixel(from)};
-  const Matrix weights{p.w.data, dtype, of_weights[to], of_weights[to]};
+  const Matrix image{images[from]->data, images[from]->dtype, pixel(from), pixel(from)};
+  const Matrix weights{p.w.data, p.w.dtype, of_weights[to], of_weights[to]};
   // Of the operands in this order, for channels last; the other way round else.
   const bool last = channels_last(p);
   g.a = last ? image : weights;
   g.b = last ? weights : image;
   g.m = last ? index.numel : channels[to];
   g.n = last ? channels[to] : index.numel;
-  g.y = {images[to]->data, dtype, last ? pixel(to) : strides[to]->c,
+  g.y = {images[to]->data, images[to]->dtype, last ? pixel(to) : strides[to]->c,
          last ? strides[to]->c : pixel(to)};
   if (p.bias) {
-    g.c = {p.bias.data, dtype, last ? 0 : bias, last ? bias : 0};
+    g.c = {p.bias.data, p.bias.dtype, last ? 0 : bias, last ? bias : 0};
     g.beta = 1;
   }
   const auto ordered = [&](int64_t of_image, int64_t of_weight, int64_t of_bias, int64_t of_result,
@@ -137,10 +139,7 @@ auto with_product(const Problem& p, F&& f) {
   Gemm g;
   g.tf32 = p.precision == DLK_PRECISION_TF32;
   make_product(p, g);
-  for (const Impl<Gemm>& impl : gpu_impls<Gemm>()) {
-    if (!impl.supports(g)) return f(g, impl);
-  }
-  fail(DLK_INTERNAL, "no matrix product for a convolution");
+  return f(g, gpu::gemm_impl(g));
 }
 
 template <class Problem>
@@ -169,6 +168,11 @@ constexpr Impl<Problem> kImpls[] = {{"pointwise_gemm", supports<Problem>, worksp
                                      run<Problem>, candidates<Problem>}};
 
 }  // namespace
+
+const char* gpu::pointwise_product(const ConvProblem& p, Gemm& g) {
+  if (const char* reason = not_pointwise(p)) return reason;
+  return image_product(p, false, g);
+}
 
 ImplList<ConvForward> conv_forward_pointwise_impls() { return kImpls<ConvForward>; }
 ImplList<ConvBackwardInput> conv_backward_input_pointwise_impls() {

@@ -208,19 +208,12 @@ inline Sm90Taps taps_of(const Axes& axes, const ConvGeometry& g) {
 // ---- What the directions share -----------------------------------------------------------------
 
 inline std::optional<Mma> mma_of(const ConvProblem& p) {
-  switch (p.x.dtype) {
-    case DType::kBFloat16:
-      return Mma::kBFloat16;
-    case DType::kFloat16:
-      return Mma::kFloat16;
-    case DType::kFloat32:
-      if (p.precision == DLK_PRECISION_TF32) return Mma::kTf32;
-      [[fallthrough]];
-    default:
-      return std::nullopt;
-  }
+  const bool tf32 = p.precision == DLK_PRECISION_TF32;
+  if (p.x.dtype == DType::kFloat32 && !tf32) return std::nullopt;
+  return sm90_mma(p.x.dtype, p.w.dtype, tf32);
 }
 inline CUtensorMapDataType map_type(Mma mma, bool rounds) {
+  if (element_bytes(mma) == 1) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
   if (mma != Mma::kTf32) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return rounds ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
 }
@@ -258,6 +251,46 @@ inline std::optional<int64_t> tap_stride(const ConvProblem& p) {
     expected *= kernel;
   }
   return tap;
+}
+
+// The weights where they can be read as they lie.
+inline std::optional<Weights> weights_in_place(const ConvProblem& p) {
+  const ConvGeometry& g = p.geometry;
+  const ConvWeightStrides& s = p.w_strides;
+  const int bytes = static_cast<int>(dtype_size(p.w.dtype));
+  const std::optional<int64_t> tap = tap_stride(p);
+  const bool fits = tap && (s.c == 1 || g.c == 1) &&
+                    reinterpret_cast<uintptr_t>(p.w.data) % 16 == 0 &&
+                    is_copyable(s.k, g.k, bytes) && is_copyable(*tap, g.taps(), bytes) &&
+                    is_copyable(s.group, g.groups, bytes);
+  if (!fits) return std::nullopt;
+  return Weights{p.w.data, g.k, g.c, s.k, *tap, s.group};
+}
+
+// Boxes of `rows` rows along k, or of 128 bytes of rows.
+inline CUtensorMap weights_map(const Weights& w, Mma mma, bool along_k, const ConvGeometry& g,
+                               int rows) {
+  const int bytes = element_bytes(mma);
+  const uint32_t depth = kSwizzleBytes / bytes;
+  return make_tensor_map(
+      w.data, {map_type(mma, true),
+               bytes,
+               {static_cast<uint64_t>(w.cols), static_cast<uint64_t>(w.rows),
+                static_cast<uint64_t>(g.taps()), static_cast<uint64_t>(g.groups)},
+               {map_stride(w.row * bytes, w.rows), map_stride(w.tap * bytes, g.taps()),
+                map_stride(w.group * bytes, g.groups)},
+               {depth, along_k ? static_cast<uint32_t>(rows) : depth}});
+}
+
+// Estimated clocks of a multiprocessor: as cost_of in gemm_sm90.cu.
+inline double cost_of(const Sm90Config& c, int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
+  const int64_t tiles =
+      ceil_div(rows, c.m * c.multicast) * c.multicast * ceil_div(cols, c.n) * groups;
+  const double waves = ceil_div(tiles, multiprocessor_count());
+  const double multiply = c.m * c.n / 32.0 * (c.n >= 192 ? 1.0 : c.n == 64 ? 1.4 : 1.05);
+  const double copy = (c.m + c.n / c.multicast) * kSwizzleBytes / 60.0;
+  const double main = stages * std::max(multiply, copy), out = 800 + 4.0 * c.n;
+  return c.ping_pong ? waves * std::max(main, (main + out) / 2) + out : waves * (main + out);
 }
 
 // Why images are not copied where they may be (`staging`), or are not taken where they may not;

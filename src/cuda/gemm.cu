@@ -16,6 +16,13 @@ void gpu::clear_amax(const Epilogue& e, const Launch& launch) {
   if (e.amax) launch_kernel(clear_kernel, 1, 1, 0, launch.stream, e.amax);
 }
 
+const Impl<Gemm>& gpu::gemm_impl(const Gemm& g) {
+  for (const Impl<Gemm>& impl : gpu_impls<Gemm>()) {
+    if (!impl.supports(g)) return impl;
+  }
+  fail(DLK_INTERNAL, "no kernel for a matrix product");
+}
+
 template <>
 ImplList<Gemm> gpu_impls<Gemm>() {
   static const std::vector<Impl<Gemm>> all = [] {

@@ -17,6 +17,9 @@ ImplList<Gemm> gemm_simt_impls();
 
 namespace gpu {
 
+// The first of all that takes a product.
+const Impl<Gemm>& gemm_impl(const Gemm& g);
+
 // Float32 products by multiply-adds, if *condition (on the device) is not 0.
 void run_simt_if(const Gemm& g, const int* condition, const Launch& launch);
 

@@ -109,11 +109,7 @@ struct SimtOperand<AnyFloat8, kAlongK_> {
   }
   __device__ Place col(int64_t k) const { return {k * k_stride, k / kScaleDepth * scale.depth}; }
   __device__ float load(Place row, Place col) const {
-    const uint8_t bits = data[row.element + col.element];
-    Float8E5M2 wide;
-    Float8E4M3 fine;
-    wide.bits = fine.bits = bits;
-    const float v = is_e5m2 ? static_cast<float>(wide) : static_cast<float>(fine);
+    const float v = float8_value(data[row.element + col.element], is_e5m2);
     return scale.data ? v * scale.data[row.factor + col.factor] : v;
   }
 };

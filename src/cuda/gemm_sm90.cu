@@ -89,27 +89,6 @@ Pack pack_of(const Gemm& g, const Operand& o, bool planes) {
   return p;
 }
 
-// The kind of product, of operands in the order of the kernel.
-std::optional<Mma> mma_of(DType first, DType second, bool tf32) {
-  const bool first_e4m3 = first == DType::kFloat8E4M3, second_e4m3 = second == DType::kFloat8E4M3;
-  switch (first) {
-    case DType::kFloat32:
-      return tf32 ? Mma::kTf32 : Mma::kBFloat16;
-    case DType::kBFloat16:
-      return Mma::kBFloat16;
-    case DType::kFloat16:
-      return Mma::kFloat16;
-    case DType::kFloat8E4M3:
-    case DType::kFloat8E5M2:
-      return first_e4m3 ? (second_e4m3 ? Mma::kE4M3 : Mma::kE4M3E5M2)
-                        : (second_e4m3 ? Mma::kE5M2E4M3 : Mma::kE5M2);
-    case DType::kInt8:
-      return Mma::kInt8;
-    default:
-      return std::nullopt;
-  }
-}
-
 Sm90Kernel find_kernel(Mma mma, int config, bool a_along_k, bool b_along_k) {
   if (mma == Mma::kBFloat16) return sm90_kernel_bfloat16(config, a_along_k, b_along_k);
   if (mma == Mma::kFloat16) return sm90_kernel_float16(config, a_along_k, b_along_k);
@@ -367,7 +346,7 @@ bool worth_packing(const Gemm& g) {
 
 const char* unsuitable(const Gemm& g) {
   if (compute_capability() != 90) return "needs compute capability 9.0";
-  if (!mma_of(g.a.dtype, g.b.dtype, g.tf32)) return "no tensor-core product of this dtype";
+  if (!sm90_mma(g.a.dtype, g.b.dtype, g.tf32)) return "no tensor-core product of this dtype";
   if (g.k.numel < 1) return "the sum is over nothing";
   if (g.m < 1 || g.n < 1 || g.batch.numel < 1) return "y is empty";
   if (g.batch.ndim > 2) return "more than two batch dimensions that do not merge";
@@ -411,7 +390,7 @@ Sm90Plan lay_out(const Gemm& g, bool packing, bool transposed) {
   plan.first = operand(g, transposed ? 1 : 0);
   plan.second = operand(g, transposed ? 0 : 1);
   plan.thin = transposed || (plan.second.rows <= 128 && !may_transpose(g) && may_be_thin(g));
-  plan.mma = *mma_of(plan.first.from->dtype, plan.second.from->dtype, g.tf32);
+  plan.mma = *sm90_mma(plan.first.from->dtype, plan.second.from->dtype, g.tf32);
   bool any_packed = false;
   for (Operand* o : {&plan.first, &plan.second}) {
     const Fit fit = plan.planes ? Fit::kNeither : fit_of(g, *o);
@@ -670,6 +649,26 @@ constexpr Impl<Gemm> kImpls[] = {
 }  // namespace
 
 ImplList<Gemm> gemm_sm90_impls() { return kImpls; }
+
+std::optional<Mma> sm90_mma(DType first, DType second, bool tf32) {
+  const bool first_e4m3 = first == DType::kFloat8E4M3, second_e4m3 = second == DType::kFloat8E4M3;
+  switch (first) {
+    case DType::kFloat32:
+      return tf32 ? Mma::kTf32 : Mma::kBFloat16;
+    case DType::kBFloat16:
+      return Mma::kBFloat16;
+    case DType::kFloat16:
+      return Mma::kFloat16;
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
+      return first_e4m3 ? (second_e4m3 ? Mma::kE4M3 : Mma::kE4M3E5M2)
+                        : (second_e4m3 ? Mma::kE5M2E4M3 : Mma::kE5M2);
+    case DType::kInt8:
+      return Mma::kInt8;
+    default:
+      return std::nullopt;
+  }
+}
 
 void set_sm90_tiles(const Sm90Config& c, int64_t parts, int64_t items, int64_t inner_items,
                     Sm90Args& args) {

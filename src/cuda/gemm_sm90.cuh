@@ -279,8 +279,11 @@ __device__ __forceinline__ void multiply_promoted(Sm90Sums<T>& sums, const Sm90A
   }
   if (block == tile.k_end) return;
   Sm90Sums<T> even;
-  constexpr bool kScalable = T::C.planes == 1 && T::C.n == 128;
-  if (T::C.planes == 3 ||
+  constexpr bool kMatrices = T::kOperands == Sm90Operands::kMatrices;
+  constexpr bool kScalable = T::C.planes == 1 && T::C.n == 128 && kMatrices;
+  // Not enough registers for two parts: three planes, or a loader of columns beside the full epilogue.
+  constexpr bool kOnePart = T::C.planes == 3 || (!kMatrices && T::C.full);
+  if (kOnePart ||
       (kScalable && (args.scale_row.along_depth() || args.scale_col.along_depth()))) {
     while (block < tile.k_end) {
       issue(even);
@@ -293,7 +296,7 @@ __device__ __forceinline__ void multiply_promoted(Sm90Sums<T>& sums, const Sm90A
         add_scaled<T>(sums, even, args, tile, shared, consumer, row, k);
       }
     }
-  } else if constexpr (T::C.planes == 1) {
+  } else if constexpr (!kOnePart) {
     Sm90Sums<T> odd;
     issue(even);
     while (block + 2 < tile.k_end) {

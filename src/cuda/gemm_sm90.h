@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <optional>
 
 #include "core/fast_div.h"
 #include "cuda/prims/gpu.h"
@@ -148,6 +149,10 @@ struct Sm90Args {
 };
 
 // ---- On the host, for all who launch these kernels ---------------------------------------------
+
+// The kind of product, of operands in the order of the kernel; without tf32 float32 goes as bfloat16
+// planes.
+std::optional<gpu::Mma> sm90_mma(DType first, DType second, bool tf32);
 
 // Fills in how many tiles there are, of `items` items; args.rows and cols are set.
 void set_sm90_tiles(const Sm90Config& config, int64_t parts, int64_t items, int64_t inner_items,

@@ -275,7 +275,11 @@ Scale weight_scale(const Call& call, const Tensor& scale, int64_t channels) {
 
 Gemm scaled_conv_output(const ScaledConv& p, bool channels_are_columns) {
   Gemm g;
-  static_cast<Epilogue&>(g) = p.epilogue;
+  g.activation = p.epilogue.activation;
+  g.activation_alpha = p.epilogue.activation_alpha;
+  g.activation_threshold = p.epilogue.activation_threshold;
+  g.scale_y = p.scale_y;
+  g.amax = p.amax;
   const auto of_channels = [&](const Tensor& t, int64_t stride) {
     return matrix(t, channels_are_columns ? 0 : stride, channels_are_columns ? stride : 0);
   };
@@ -375,9 +379,13 @@ dlk_status_t dlk_scaled_conv(const DLTensor* x_, const DLTensor* weight_, const 
     problem.scale_x = scale_x ? scale_x.as<const float>() : nullptr;
     problem.scale_w =
         weight_scale(call, scale_weight, problem.geometry.groups * problem.geometry.k);
-    set_activation(problem.epilogue, p.activation, p.alpha, p.threshold);
-    problem.epilogue.scale_y = scale_out ? scale_out.as<const float>() : nullptr;
-    problem.epilogue.amax = amax ? amax.as<float>() : nullptr;
+    problem.scale_y = scale_out ? scale_out.as<const float>() : nullptr;
+    problem.amax = amax ? amax.as<float>() : nullptr;
+    Epilogue activation;
+    set_activation(activation, p.activation, p.alpha, p.threshold);
+    problem.epilogue.activation = activation.activation;
+    problem.epilogue.activation_alpha = activation.activation_alpha;
+    problem.epilogue.activation_threshold = activation.activation_threshold;
     call.run(problem);
   });
 }

@@ -100,10 +100,12 @@ using ConvBackwardWeight = Conv<ConvDirection::kBackwardWeight>;
 
 // The forward convolution of 8-bit numbers: x and w both int8, or both of float8 of either kind.
 //     out = activation(scale_x scale_w[k] sum + bias[k]),    y = out * scale_y, rounded once
+// x, w, y and bias have dtypes of their own. Of ConvEpilogue it has the activation alone.
 struct ScaledConv : ConvProblem {
   const float* scale_x = nullptr;  // optional, one number
   Scale scale_w;                   // a row for each output channel, over all groups
-  Epilogue epilogue;               // activation, scale_y and amax; it has no matrices
+  const float* scale_y = nullptr;  // as in Epilogue
+  float* amax = nullptr;
 };
 
 // The end of its sums as that of a matrix product, of pixels by channels or of channels by pixels:
