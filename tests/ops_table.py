@@ -792,6 +792,28 @@ OPS = [
         {"weight_shape": (6, 4, 3, 3)},
     ),
     Op(
+        "scaled_conv",
+        {
+            "x": small("float8_e4m3fn", 2, 4, 8, 6),
+            "weight": small("float8_e5m2", 6, 4, 3, 3),
+            "scale_x": powers_of_two(),
+            "scale_weight": powers_of_two(6),
+            "bias": small("float32", 6),
+            "scale_out": powers_of_two(),
+        },
+        {"out": ((2, 6, 8, 4), "float32"), "out_amax": ((), "float32")},
+        {"padding": 1, "dilation": (1, 2), "out_dtype": "float32", "amax": True,
+         "activation": "relu"},
+        variant="float8",
+    ),
+    Op(
+        "scaled_conv",
+        {"x": small("int8", 2, 9, 7, 4), "weight": small("int8", 6, 3, 3, 2)},
+        {"out": ((2, 9, 7, 6), "int32")},
+        {"padding": 1, "groups": 2, "layout": "NHWC"},
+        variant="int8",
+    ),
+    Op(
         "conv_transpose",
         {"x": normal(2, 6, 4, 6), "weight": normal(6, 4, 3, 3), "bias": normal(4)},
         {"out": (2, 4, 8, 6)},

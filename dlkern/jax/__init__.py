@@ -38,7 +38,8 @@ Not supported:
   derivatives only where the first is made of ops that have one: products, convolutions, sums,
   means, averages, rotations, dropout. Elsewhere `NotImplementedError`.
 - Gradients with respect to what counts as constant: class weights and probabilities of losses,
-  rotary tables, running statistics; and of optimizer steps and `scaled_matmul`.
+  rotary tables, running statistics; and of optimizer steps, `scaled_matmul` and
+  `scaled_conv`.
 - Arrays of symbolic shape (``jax.export`` with unknown extents): calls are planned for their
   shapes.
 - Sums and products of integers without ``jax_enable_x64``: they are int64. Indices are int32 then.

@@ -34,8 +34,9 @@ Not supported:
 - Second derivatives but for those of ops that have one: products, convolutions, sums, means,
   averages, rotations, dropout. Elsewhere `NotImplementedError`. Forward mode.
 - Gradients with respect to what counts as constant: class weights and probabilities of losses,
-  rotary tables, running statistics, and of optimizer steps and `scaled_matmul`: refused under a
-  tape. (A tape outside of a ``tf.function`` finds no gradient there, and gives None.)
+  rotary tables, running statistics, and of optimizer steps, `scaled_matmul` and
+  `scaled_conv`: refused under a tape. (A tape outside of a ``tf.function`` finds no gradient there,
+  and gives None.)
 - float8, which TensorFlow does not export by DLPack.
 - GPUs are untested with TensorFlow. A call waits for its kernel there, since TensorFlow has no
   public way to its streams.

@@ -751,6 +751,24 @@ def scale_grads(
     *,
     found_inf: Tensor | None = None,
 ) -> None: ...
+def scaled_conv(
+    x: Tensor,
+    weight: Tensor,
+    scale_x: Tensor | None = None,
+    scale_weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int | Sequence[int]] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    layout: str = "NCHW",
+    activation: str | None = None,
+    alpha: float | None = None,
+    out_dtype: dtype | str | None = None,
+    scale_out: Tensor | None = None,
+    amax: bool = False,
+) -> Any: ...
 def scaled_matmul(
     a: Tensor,
     b: Tensor,

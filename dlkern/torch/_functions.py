@@ -108,6 +108,16 @@ def scaled_matmul(a, b, scale_a=None, scale_b=None, bias=None, *, activation=Non
                batch_invariant)  # fmt: skip
 
 
+@_written
+def scaled_conv(x, weight, scale_x=None, scale_weight=None, bias=None, *, stride=1, padding=0,
+                dilation=1, groups=1, layout="NCHW", activation=None, alpha=None, out_dtype=None,
+                scale_out=None, amax=False):  # fmt: skip
+    name, dims = "scaled_conv_with_amax" if amax else "scaled_conv", x.dim() - 2
+    return run(name, x, weight, scale_x, scale_weight, bias, per_dim(stride, dims),
+               pairs(padding, dims), per_dim(dilation, dims), groups, layout, activation, alpha,
+               _dtype(out_dtype), scale_out)  # fmt: skip
+
+
 def _present(results: tuple[Any, ...]) -> Any:
     """Those that are not None: one alone, or a tuple."""
     results = tuple(r for r in results if r is not None)

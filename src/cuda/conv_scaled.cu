@@ -136,7 +136,7 @@ struct Weights {
 
 template <class Tile, class Sum, bool kChannelsLast>
 __global__ void __launch_bounds__(Tile::kThreads, (kBlocksOf<Tile, Sum>))
-    scaled_conv_gemm_kernel(const __grid_constant__ Args args) {
+    scaled_conv_gemm_kernel(const Args args) {
   const int64_t tiles = args.tiles_m * args.tiles_n * args.groups;
   for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
     const TileOf tile(i, args.tiles_m, args.tiles_n);
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Tile::kThreads, (kBlocksOf<Tile, Sum>))
 
 template <class Sum, bool kChannelsLast>
 __global__ void __launch_bounds__(256)
-    scaled_conv_direct_kernel(const __grid_constant__ Args args, FastDiv all_channels,
+    scaled_conv_direct_kernel(const Args args, FastDiv all_channels,
                               FastDiv of_group) {
   const int64_t total = args.pixels.count * all_channels.divisor();
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
