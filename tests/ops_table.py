@@ -802,8 +802,13 @@ OPS = [
             "scale_out": powers_of_two(),
         },
         {"out": ((2, 6, 8, 4), "float32"), "out_amax": ((), "float32")},
-        {"padding": 1, "dilation": (1, 2), "out_dtype": "float32", "amax": True,
-         "activation": "relu"},
+        {
+            "padding": 1,
+            "dilation": (1, 2),
+            "out_dtype": "float32",
+            "amax": True,
+            "activation": "relu",
+        },
         variant="float8",
     ),
     Op(

@@ -1,4 +1,4 @@
-"""scaled_conv: float8 and int8 images, factors, results of 8 bits, against exact or float64 sums."""
+"""scaled_conv: float8 and int8 images, factors, results of 8 bits, by exact or float64 sums."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draw(rng, shape, dtype):
 
 
 def operands(rng, case, of_x="int8", of_w="int8"):
-    """x and weight, channels first."""
+    """X and weight, channels first."""
     g = case.groups
     return (draw(rng, (case.batch, g * case.c, *case.extents), of_x),
             draw(rng, (g * case.k, case.c, *case.taps), of_w))  # fmt: skip

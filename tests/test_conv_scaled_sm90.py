@@ -74,12 +74,19 @@ def test_results_in_slabs(gpu, rng, name, kinds, of_scale):
     scales = [None, None]
     if of_scale != "none":
         scales, factor = [gpu.array(of_x), gpu.array(of_w)], of_x * column(of_w, x.ndim)
-    for out_dtype, added, activation in (("bfloat16", None, None), ("bfloat16", bias, "relu"),
-                                         ("float16", bias, "gelu"), ("float32", bias, None)):  # fmt: skip
-        if out_dtype == "float16" and of_scale == "none":
-            continue  # beyond its range
-        y = dlkern.scaled_conv(*placed, *scales, None if added is None else gpu.array(added),
-                               **case.arguments, activation=activation, out_dtype=out_dtype)  # fmt: skip
+    kinds_of_result = [
+        ("bfloat16", None, None),
+        ("bfloat16", bias, "relu"),
+        ("float32", bias, None),
+    ]
+    if of_scale != "none":  # else beyond its range
+        kinds_of_result.append(("float16", bias, "gelu"))
+    for out_dtype, added, activation in kinds_of_result:
+        of_channels = None if added is None else gpu.array(added)
+        y = dlkern.scaled_conv(
+            *placed, *scales, of_channels, **case.arguments, activation=activation,
+            out_dtype=out_dtype,
+        )  # fmt: skip
         z = right * factor + (0 if added is None else column(added, x.ndim))
         if activation:
             z = ACTIVATIONS[activation](z)

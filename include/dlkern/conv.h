@@ -103,12 +103,9 @@ typedef struct dlk_scaled_conv_params {
   double threshold;
   dlk_conv_params conv; /* precision and accumulate are not used */
 } dlk_scaled_conv_params;
-#define DLK_SCALED_CONV_PARAMS_INIT           \
-  {sizeof(dlk_scaled_conv_params),            \
-   DLK_ACTIVATION_NONE,                       \
-   DLK_ACTIVATION_ALPHA(DLK_ACTIVATION_NONE), \
-   DLK_ACTIVATION_THRESHOLD,                  \
-   DLK_CONV_PARAMS_INIT}
+#define DLK_SCALED_CONV_PARAMS_INIT                                                                \
+  {sizeof(dlk_scaled_conv_params), DLK_ACTIVATION_NONE, DLK_ACTIVATION_ALPHA(DLK_ACTIVATION_NONE), \
+   DLK_ACTIVATION_THRESHOLD, DLK_CONV_PARAMS_INIT}
 
 /* The forward convolution of 8-bit numbers with factors that undo their quantisation. There are no
  * zero points: padding is the number 0, and so is the code 0.

@@ -37,8 +37,8 @@ class Sums {
                  {patches.data + i * step, patches.ld}, 0, product_.data());
         for (int64_t j = 0; j < channels_ * columns_; ++j) {
           const auto sum = static_cast<uint32_t>(sums_[j]);
-          sums_[j] = static_cast<int32_t>(sum + static_cast<uint32_t>(
-                                                    static_cast<int32_t>(product_[j])));
+          sums_[j] =
+              static_cast<int32_t>(sum + static_cast<uint32_t>(static_cast<int32_t>(product_[j])));
         }
       }
     }
@@ -80,8 +80,8 @@ void store(const ScaledConv& p, Form form, const Panel& panel, int64_t first, in
     }
   };
   for (const Segment& seg : panel.segments) {
-    const int64_t begin = seg.n * s.n + seg.o[0] * s.spatial[0] + seg.o[1] * s.spatial[1] +
-                          seg.begin * s.spatial[2];
+    const int64_t begin =
+        seg.n * s.n + seg.o[0] * s.spatial[0] + seg.o[1] * s.spatial[1] + seg.begin * s.spatial[2];
     at[3] = begin;
     if (form == Form::kChannelMajor) {
       for (int64_t c = 0; c < channels; ++c) {

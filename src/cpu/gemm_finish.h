@@ -80,7 +80,8 @@ class Finish {
   void load(const dlkern::Matrix& t, int64_t at, int64_t i, int64_t j0, int64_t n) {
     load_any_span(t.dtype, t.data, at + i * t.row + j0 * t.col, t.col, n, other_.get());
   }
-  static void put(const Acc* row, const dlkern::Matrix& t, int64_t at, int64_t i, int64_t j0, int64_t n) {
+  static void put(const Acc* row, const dlkern::Matrix& t, int64_t at, int64_t i, int64_t j0,
+                  int64_t n) {
     store_any_span(row, t.dtype, t.data, at + i * t.row + j0 * t.col, t.col, n);
   }
   // Non-negative floats are ordered as their bits are, and NaN is above all.

@@ -161,8 +161,7 @@ __global__ void __launch_bounds__(Tile::kThreads, (kBlocksOf<Tile, Sum>))
 
 template <class Sum, bool kChannelsLast>
 __global__ void __launch_bounds__(256)
-    scaled_conv_direct_kernel(const Args args, FastDiv all_channels,
-                              FastDiv of_group) {
+    scaled_conv_direct_kernel(const Args args, FastDiv all_channels, FastDiv of_group) {
   const int64_t total = args.pixels.count * all_channels.divisor();
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   const ConvWeightStrides& ws = args.w_strides;

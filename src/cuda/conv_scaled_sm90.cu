@@ -32,8 +32,8 @@ constexpr Sm90Config kConfigs[] = {
 
 template <Mma kMma, int kConfig>
 Sm90Kernel make_kernel() {
-  return sm90_kernel<Sm90Traits<kMma, kConfigs[kConfig], true, true, Sm90Operands::kColumnsA,
-                                Sm90ConvArgs>>();
+  return sm90_kernel<
+      Sm90Traits<kMma, kConfigs[kConfig], true, true, Sm90Operands::kColumnsA, Sm90ConvArgs>>();
 }
 template <Mma kMma, int... kChoices>
 Sm90Kernel one_of(int config) {
@@ -125,7 +125,8 @@ Plan make_plan(const ScaledConv& p, bool staging) {
   const char* of_from = unsuitable(plan.from, false);
   const char* of_slabs = unsuitable(plan.to, true);
   set_features(p, !of_slabs, plan);
-  const char* of_to = plan.is_full() && !plan.to.is_matrix() ? "pixels have no common stride" : nullptr;
+  const char* of_to =
+      plan.is_full() && !plan.to.is_matrix() ? "pixels have no common stride" : nullptr;
   plan.reason = staging_declines(staging, of_from, of_to, g);
   if (plan.reason) return plan;
   if (of_from) plan.from_stage = Stage(pixels_by_channels(p.x, plan.from), plan.workspace_bytes);

@@ -272,18 +272,19 @@ inline CUtensorMap weights_map(const Weights& w, Mma mma, bool along_k, const Co
                                int rows) {
   const int bytes = element_bytes(mma);
   const uint32_t depth = kSwizzleBytes / bytes;
-  return make_tensor_map(
-      w.data, {map_type(mma, true),
-               bytes,
-               {static_cast<uint64_t>(w.cols), static_cast<uint64_t>(w.rows),
-                static_cast<uint64_t>(g.taps()), static_cast<uint64_t>(g.groups)},
-               {map_stride(w.row * bytes, w.rows), map_stride(w.tap * bytes, g.taps()),
-                map_stride(w.group * bytes, g.groups)},
-               {depth, along_k ? static_cast<uint32_t>(rows) : depth}});
+  return make_tensor_map(w.data,
+                         {map_type(mma, true),
+                          bytes,
+                          {static_cast<uint64_t>(w.cols), static_cast<uint64_t>(w.rows),
+                           static_cast<uint64_t>(g.taps()), static_cast<uint64_t>(g.groups)},
+                          {map_stride(w.row * bytes, w.rows), map_stride(w.tap * bytes, g.taps()),
+                           map_stride(w.group * bytes, g.groups)},
+                          {depth, along_k ? static_cast<uint32_t>(rows) : depth}});
 }
 
 // Estimated clocks of a multiprocessor: as cost_of in gemm_sm90.cu.
-inline double cost_of(const Sm90Config& c, int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
+inline double cost_of(const Sm90Config& c, int64_t rows, int64_t cols, int64_t groups,
+                      int64_t stages) {
   const int64_t tiles =
       ceil_div(rows, c.m * c.multicast) * c.multicast * ceil_div(cols, c.n) * groups;
   const double waves = ceil_div(tiles, multiprocessor_count());

@@ -283,8 +283,7 @@ __device__ __forceinline__ void multiply_promoted(Sm90Sums<T>& sums, const Sm90A
   constexpr bool kScalable = T::C.planes == 1 && T::C.n == 128 && kMatrices;
   // Not enough registers for two parts: three planes, or a loader of columns beside the full epilogue.
   constexpr bool kOnePart = T::C.planes == 3 || (!kMatrices && T::C.full);
-  if (kOnePart ||
-      (kScalable && (args.scale_row.along_depth() || args.scale_col.along_depth()))) {
+  if (kOnePart || (kScalable && (args.scale_row.along_depth() || args.scale_col.along_depth()))) {
     while (block < tile.k_end) {
       issue(even);
       wgmma_wait<0>();
