@@ -57,8 +57,8 @@ def scaled_conv(
         As in :func:`~dlkern.linear`.
     out_dtype : str or dtype, optional
         Of a new result: bfloat16 (default), float16, float32, float8_e4m3fn or float8_e5m2. Of int8
-        operands also int8 and, without scales, bias, activation, `scale_out` and `amax`, int32, which
-        is then the default: exact sums.
+        operands also int8 and, without scales, bias, activation, `scale_out` and `amax`, int32,
+        which is then the default: exact sums.
     scale_out : array, optional
         One float32 on the device; multiplies the result before it is rounded. Results of 8 bits are
         rounded to nearest even, and saturate: what is beyond the largest finite number, infinity

@@ -22,7 +22,7 @@ ImplList<ConvForward> conv_forward_simt_impls();
 ImplList<ConvBackwardInput> conv_backward_input_simt_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_simt_impls();
 
-// The forward convolution of 8-bit numbers by wgmma.
+// The forward convolution of 8-bit numbers by wgmma: of images as they lie, then of copied ones.
 ImplList<ScaledConv> conv_scaled_sm90_impls();
 
 namespace gpu {

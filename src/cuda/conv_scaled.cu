@@ -256,7 +256,10 @@ ImplList<ScaledConv> gpu_impls<ScaledConv>() {
   static const std::vector<Impl<ScaledConv>> all = [] {
     std::vector<Impl<ScaledConv>> impls{kProduct};
 #if DLKERN_WITH_SM90
-    for (const Impl<ScaledConv>& impl : conv_scaled_sm90_impls()) impls.push_back(impl);
+    // Images as they lie come before products, whose results of 8 bits take longer to leave.
+    const ImplList<ScaledConv> of_hopper = conv_scaled_sm90_impls();
+    impls.insert(impls.begin(), of_hopper.front());
+    impls.insert(impls.end(), of_hopper.begin() + 1, of_hopper.end());
 #endif
     impls.insert(impls.end(), std::begin(kSimt), std::end(kSimt));
     return impls;

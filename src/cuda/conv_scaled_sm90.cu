@@ -1,7 +1,7 @@
 // The forward convolution of 8-bit numbers on Hopper: conv_sm90.cuh with stages of 128 channels.
 //
-// y of 16 or 32 bits leaves in slabs, with factors, bias and a usual activation done in registers. Other
-// results, of 8 bits above all, leave in runs of neighbouring channels (the full epilogue).
+// y leaves in slabs, with factors, bias, a usual activation and the quantisation of 8-bit results done in
+// registers, or else in runs of neighbouring channels (the full epilogue).
 #include "cuda/conv.h"
 #include "cuda/conv_sm90.cuh"
 #include "cuda/conv_sm90_host.h"
@@ -19,12 +19,11 @@ using namespace conv_sm90;
 // clang-format off
 constexpr Sm90Config kConfigs[] = {
     // int8
-    {.m = 128, .n = 256, .stages = 3, .consumers = 2, .multicast = 2},
     {.m = 128, .n = 128, .stages = 6, .consumers = 2, .ping_pong = true},
     {.m = 128, .n = 64, .stages = 8, .consumers = 2, .ping_pong = true},
     {.m = 128, .n = 128, .stages = 6, .consumers = 2, .ping_pong = true, .full = true},
     // float8
-    {.m = 128, .n = 128, .stages = 6, .consumers = 2, .multicast = 2, .promote = true},
+    {.m = 128, .n = 128, .stages = 6, .consumers = 2, .promote = true},
     {.m = 128, .n = 64, .stages = 8, .consumers = 2, .promote = true},
     {.m = 128, .n = 128, .stages = 6, .consumers = 2, .promote = true, .full = true},
 };
@@ -41,19 +40,18 @@ Sm90Kernel one_of(int config) {
   ((config == kChoices ? void(kernel = make_kernel<kMma, kChoices>()) : void()), ...);
   return kernel;
 }
-// Mixtures, and e5m2 alone, have the full epilogue's kernel for all.
 Sm90Kernel kernel_of(Mma mma, int config) {
   switch (mma) {
     case Mma::kInt8:
-      return one_of<Mma::kInt8, 0, 1, 2, 3>(config);
+      return one_of<Mma::kInt8, 0, 1, 2>(config);
     case Mma::kE4M3:
-      return one_of<Mma::kE4M3, 4, 5, 6>(config);
+      return one_of<Mma::kE4M3, 3, 4, 5>(config);
     case Mma::kE4M3E5M2:
-      return one_of<Mma::kE4M3E5M2, 6>(config);
+      return one_of<Mma::kE4M3E5M2, 5>(config);
     case Mma::kE5M2E4M3:
-      return one_of<Mma::kE5M2E4M3, 6>(config);
+      return one_of<Mma::kE5M2E4M3, 5>(config);
     case Mma::kE5M2:
-      return one_of<Mma::kE5M2, 6>(config);
+      return one_of<Mma::kE5M2, 5>(config);
     default:
       return {};
   }
@@ -74,13 +72,15 @@ struct Plan {
   bool is_full() const { return features & kNeedsFull; }
 };
 
-// What is done in registers; `slabs`: y may leave in slabs.
+// What is done in registers; `slabs`: y may leave in slabs. Mixtures of float8, and e5m2 alone, have the
+// full epilogue's kernels only.
 void set_features(const ScaledConv& p, bool slabs, Plan& plan) {
   plan.left = scaled_conv_output(p, true);
   const int bytes = static_cast<int>(dtype_size(p.y.dtype));
   const dlk_activation kind = p.epilogue.activation;
   const bool usual = kind == DLK_ACTIVATION_RELU || kind == DLK_ACTIVATION_GELU ||
                      kind == DLK_ACTIVATION_GELU_TANH || kind == DLK_ACTIVATION_SILU;
+  slabs = slabs && (plan.mma == Mma::kInt8 || plan.mma == Mma::kE4M3);
   const auto add = [&](bool present, Sm90Feature feature) {
     if (present) plan.features |= feature;
   };
@@ -88,13 +88,16 @@ void set_features(const ScaledConv& p, bool slabs, Plan& plan) {
   add(p.scale_x, kRowScales);
   add(p.scale_w.data, kColScales);
   add(p.y.dtype == DType::kInt32, kRaw);
-  add(usual && bytes == 2, kQuick);
+  add(usual && bytes <= 2, kQuick);
+  add(bytes == 1 && slabs, kBytes);
   add(bytes == 4, kWide);
   add(p.y.dtype == DType::kBFloat16, kBFloat16);
   plan.left.beta = 0;
   if (plan.features & kQuick) plan.left.activation = DLK_ACTIVATION_NONE;
-  add(!plan.left.is_plain(), kMore);
-  add(bytes == 1 || !slabs, kStrided);
+  Epilogue left = plan.left;
+  if (plan.features & kBytes) left.scale_y = left.amax = nullptr;
+  add(!left.is_plain(), kMore);
+  add(!slabs, kStrided);
   add(p.y.dtype == DType::kBFloat16 && (plan.features & (kRowScales | kColScales)) &&
           !(plan.features & (kQuick | kNeedsFull)),
       kStraight);
@@ -141,19 +144,9 @@ Plan make_plan(const ScaledConv& p, bool staging) {
   return plan;
 }
 
-int config_of(const ScaledConv& p, const Plan& plan, int64_t pixels, int64_t stages) {
-  const ConvGeometry& g = p.geometry;
-  const bool int8 = plan.mma == Mma::kInt8;
-  if (plan.is_full() || !(int8 || plan.mma == Mma::kE4M3)) return int8 ? 3 : 6;
-  int best = -1;
-  double least = 0;
-  for (int i = int8 ? 0 : 4; i < (int8 ? 3 : 6); ++i) {
-    const double cost = cost_of(kConfigs[i], pixels, g.k, g.groups, stages);
-    if (best >= 0 && cost >= least) continue;
-    best = i;
-    least = cost;
-  }
-  return best;
+int config_of(const ScaledConv& p, const Plan& plan) {
+  const int first = plan.mma == Mma::kInt8 ? 0 : 3;
+  return plan.is_full() ? first + 2 : p.geometry.k > 64 ? first : first + 1;
 }
 
 // ---- Launch ------------------------------------------------------------------------------------
@@ -179,8 +172,9 @@ void set_epilogue(const ScaledConv& p, const Plan& plan, Sm90Args& args) {
 CUtensorMap result_map(const ScaledConv& p, const Plan& plan, Sm90ConvArgs& args) {
   const ConvGeometry& g = p.geometry;
   const Image& to = plan.to;
-  const auto type =
-      to.bytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto type = to.bytes == 4   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                    : to.bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                    : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   if (plan.is_full()) return {};
   args.scatters = !to.is_matrix();
   if (args.scatters) {
@@ -211,7 +205,7 @@ void launch_plan(const ScaledConv& p, const Plan& plan, const Launch& launch) {
   args.columns.taps = taps_of(axes, g);
   args.k_blocks = static_cast<int>(g.taps() * ceil_div(g.c, kSwizzleBytes));
   args.part_blocks = args.k_blocks;
-  const int config = config_of(p, plan, args.rows, args.k_blocks);
+  const int config = config_of(p, plan);
   const Sm90Config& c = kConfigs[config];
   set_sm90_tiles(c, 1, g.groups, g.groups, args);
   args.y.step[0][1] = 1;

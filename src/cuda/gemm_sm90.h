@@ -104,8 +104,11 @@ enum Sm90Feature : uint32_t {
   kBFloat16 = 128,
   kStraight = 256,  // there is nothing that Sm90Output::finish_straight() cannot do
   // By the full epilogue.
-  kMore = 512,     // what else ops/epilogue.h has
-  kStrided = 1024  // y is not for slabs
+  kMore = 512,      // what else ops/epilogue.h has
+  kStrided = 1024,  // y is not for slabs
+  // In registers, of 8-bit operands in tiles that are not transposed: y has 8 bits, and scale_y and
+  // amax of Sm90Args::e. Tiles narrower than a slab have all of y's columns.
+  kBytes = 2048
 };
 inline constexpr uint32_t kNeedsFull = kMore | kStrided;
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/fast_math.h"
+#include "core/int8.h"
 #include "cuda/gemm_sm90_tiles.cuh"
 #include "cuda/prims/epilogue.cuh"
 #include "cuda/prims/ptx.cuh"
@@ -44,6 +45,25 @@ __device__ __forceinline__ void chunk_to_slab16(const float (&v)[kChunk / 2], bo
 #pragma unroll
     for (int i = 0; i < 4; ++i) r[i] = pack_pair(bfloat, v[8 * j + 2 * i], v[8 * j + 2 * i + 1]);
     stmatrix_x4<kTransposed>(place, r[0], r[1], r[2], r[3]);
+  }
+}
+
+// The same of 8-bit numbers: a slab's rows are 128 columns.
+__device__ __forceinline__ uint16_t pack_bytes(DType dtype, float low, float high) {
+  if (dtype == DType::kFloat8E4M3) return pack_float8_e4m3(low, high);
+  if (dtype == DType::kFloat8E5M2) return pack_float8_e5m2(low, high);
+  const auto byte = [](float v) { return static_cast<uint32_t>(uint8_t(Int8(v).value)); };
+  return static_cast<uint16_t>(byte(low) | byte(high) << 8);
+}
+template <int kChunk>
+__device__ __forceinline__ void chunk_to_slab8(const float (&v)[kChunk / 2], DType dtype,
+                                               uint8_t* slab, int first) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kChunk / 2; i += 2) {
+    const int row = lane / 4 + fragment_row(i), col = first + lane % 4 * 2 + fragment_col(i);
+    *reinterpret_cast<uint16_t*>(slab_at(slab, row, col / 16) + col % 16) =
+        pack_bytes(dtype, v[i], v[i + 1]);
   }
 }
 
@@ -240,6 +260,9 @@ class Sm90Output {
         if (features_ & kQuick) quick_activation(args_.quick, v);
         if ((features_ & kPairs) && !before) add_pairs(pairs, v);
       }
+      if constexpr (T::kToBytes) {
+        if (features_ & kBytes) requantise(t, row, v);
+      }
       if constexpr (T::C.full) {
         if ((features_ & kNeedsFull) || !is_whole(t, row)) {
           finish_runs(t, row, col, v);
@@ -254,6 +277,7 @@ class Sm90Output {
   __device__ bool is_wide() const { return features_ & kWide; }
 
   __device__ void end() {
+    if (T::kToBytes && (features_ & kBytes) && args_.e.amax) raise_amax(args_.e.amax, largest_);
     if (is_leader()) tma_store_wait_read<0>();
   }
 
@@ -353,14 +377,36 @@ class Sm90Output {
     }
   }
 
+  // amax and scale_y of a chunk of 8-bit results. Columns beyond the last one are 0.
+  __device__ __forceinline__ void requantise(const Sm90Tile& t, int row,
+                                             float (&v)[T::kChunk / 2]) {
+    if (args_.e.amax) {
+      const int left = t.m_end - (t.m + row + warp_ * 16 + lane_ / 4);
+#pragma unroll
+      for (int i = 0; i < T::kChunk / 2; ++i) {
+        const uint32_t bits = fragment_row(i) < left ? amax_bits(v[i]) : 0;
+        largest_ = bits > largest_ ? bits : largest_;
+      }
+    }
+    if (args_.e.scale_y) {
+      const float scale = *args_.e.scale_y;
+#pragma unroll
+      for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= scale;
+    }
+  }
+
   // A chunk into a slab, which is stored with its last chunk.
   __device__ __forceinline__ void store_chunk(const Sm90Tile& t, int row, int col,
                                               const float (&v)[T::kChunk / 2]) {
-    const int columns = is_wide() ? T::kChunk : T::kSlabColumns16;  // powers of 2
+    const int columns = is_wide()                             ? T::kChunk
+                        : T::kToBytes && (features_ & kBytes) ? T::kSlabColumns8
+                                                              : T::kSlabColumns16;  // powers of 2
     const int first = col & (columns - 1);
     uint8_t* to = first == 0 ? free_slab() : slab();
     if (is_wide()) {
       chunk_to_slab32<T::kChunk, T::C.cluster_k>(v, to);
+    } else if (T::kToBytes && (features_ & kBytes)) {
+      chunk_to_slab8<T::kChunk>(v, args_.e.y.dtype, to, first);
     } else {
       chunk_to_slab16<T::kChunk, T::C.cluster_k>(v, features_ & kBFloat16, to, first);
     }
@@ -497,6 +543,7 @@ class Sm90Output {
   uint32_t features_;  // these are in registers: constants are not always at hand
   float alpha_, beta_;
   int slab_ = 0;
+  uint32_t largest_ = 0;  // amax_bits() of 8-bit results
   // What this thread fetches for the columns, and for its own rows.
   static constexpr int kColumns = (T::C.n + 127) / 128;
   uint32_t bias_[kColumns] = {};

@@ -24,7 +24,7 @@ struct Sm90Traits {
   static constexpr int kStage = C.planes * (kStageA + kStageB);
   // Columns that are finished at a time, and columns of a slab of y on its way out.
   static constexpr int kChunk = C.n < 32 ? C.n : 32;
-  static constexpr int kSlabColumns16 = C.n < 64 ? C.n : 64;
+  static constexpr int kSlabColumns16 = C.n < 64 ? C.n : 64, kSlabColumns8 = 128;
   static constexpr int kSlab = 64 * kSwizzleBytes;    // of a consumer, 16 rows for each warp
   static constexpr int kSlabs = C.cluster_k ? 1 : 2;  // of each consumer
   // Arrivals that free a stage: of each warp that multiplies it, in each block that shares it.
@@ -37,6 +37,9 @@ struct Sm90Traits {
   static_assert(kSharedBytes <= 227 * 1024);
   static_assert(kConsumerRows % 64 == 0 && C.n % kChunk == 0);
   static_assert(!C.cluster_k || (C.multicast == 1 && !C.ping_pong));
+  // y may leave in slabs of 8-bit numbers.
+  static constexpr bool kToBytes = kVectors == 2 && !C.cluster_k && !C.full;
+  static_assert(!kToBytes || C.n <= kSlabColumns8);
 };
 
 // ---- Tiles -------------------------------------------------------------------------------------

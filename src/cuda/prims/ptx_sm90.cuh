@@ -339,6 +339,17 @@ template <int kRegisters>
 __device__ __forceinline__ void register_limit_raise() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
+// Two numbers rounded to 8-bit floats that saturate, the first in the low byte.
+__device__ __forceinline__ uint16_t pack_float8_e4m3(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ uint16_t pack_float8_e5m2(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 // Registers and shared memory written before it may be read by wgmma after it.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
