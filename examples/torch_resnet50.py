@@ -275,7 +275,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--extent", type=int, help="height and width of the images")
     result.add_argument("--small", action="store_true", help="a narrow network of four blocks")
     result.add_argument("--dtype", choices=("bfloat16", "float32", "float64"), default="bfloat16")
-    result.add_argument("--lr", type=float, default=0.02)
+    result.add_argument("--lr", type=float, default=0.002)
     result.add_argument("--rounds", type=int, default=20, help="steps that are timed, on a GPU")
     result.add_argument("--compile", action="store_true", help="time torch.compile as well")
     result.add_argument("--json", type=Path, help="where the times are written to")

@@ -387,6 +387,18 @@ def test_cumulative_running_statistics(backend, rng):
         )
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_batches_are_counted_beside_a_momentum(backend, rng, layout):
+    x = values(rng, (3, 4, 5, 6), "float32")
+    running = [backend.array(np.zeros(x.shape[1 if layout == "NCHW" else -1], "f4")) for _ in "mv"]
+    count = backend.array(np.full((), 2**33, "i8"))
+    for _ in range(3):
+        dlkern.batch_norm_training(
+            backend.array(x), None, None, *running, num_batches_tracked=count, layout=layout
+        )
+    assert backend.numpy(count) == 2**33 + 3
+
+
 def test_a_residual_needs_its_y(backend, rng):
     x = backend.array(values(rng, (3, 4, 5), "float32"))
     _, mean, rstd = dlkern.batch_norm_training(x)

@@ -90,7 +90,8 @@ struct MomentsArgs {
   ChannelVector<Acc> weight, bias;
   SetVector<Acc> mean, rstd;
   Running<Acc> running;
-  bool given;  // running has the statistics
+  bool given;      // running has the statistics
+  int64_t* count;  // of batches, which none of the threads reads; or nullptr
   Acc* averages;
   Coefficients<Acc> coefficients;
   double eps;
@@ -100,6 +101,7 @@ template <class Acc>
 __global__ void __launch_bounds__(kTeamThreads)
     merge_moments_kernel(const DLK_GRID_CONSTANT MomentsArgs<Acc> args) {
   SetTeam team(args.sets, args.bits);
+  if (args.count && blockIdx.x == 0 && threadIdx.x == 0) ++*args.count;
   const auto* entries = args.entries + team.index * args.sets.entries;
   const SetParameters<Acc> parameters(team, args.sets.each, args.weight, args.bias);
   const Acc eps = static_cast<Acc>(args.eps);
@@ -276,6 +278,8 @@ void launch_merge_moments(const SetForward& p, int64_t parts, const Launch& laun
   auto* coefficients = static_cast<Acc*>(forward_coefficients(p, parts, launch.workspace));
   Acc* averages = coefficients + kForwardCoefficients * sets.columns;
   if (!averages_samples(p)) averages = nullptr;
+  // One launch less, where no thread asks for the number.
+  const bool counts = p.num_batches && !p.cumulative && sets.count > 0;
   const MomentsArgs<Acc> args{sets,
                               bits,
                               static_cast<const PartialMoments<Acc>*>(launch.workspace),
@@ -285,12 +289,13 @@ void launch_merge_moments(const SetForward& p, int64_t parts, const Launch& laun
                               SetVector<Acc>(p.rstd),
                               Running<Acc>(p),
                               p.given,
+                              counts ? p.num_batches.as<int64_t>() : nullptr,
                               averages,
                               {coefficients, sets.columns},
                               p.eps};
   launch_teams(merge_moments_kernel<Acc>, sets.count, bits, launch.stream, args);
   if (averages) average_statistics(p, averages, launch.stream);
-  count_batch(p, launch.stream);
+  if (!counts) count_batch(p, launch.stream);
 }
 
 template <class Acc>
