@@ -47,8 +47,9 @@ def conv(
         For all spatial dimensions, or one each.
     padding : int, sequence, "same" or "valid"
         Zeros around the image: one number, or per dimension a number or a pair (begin, end).
-        "same" is the rule of TensorFlow and JAX: the output has ``ceil(extent / stride)`` positions
-        and an odd padding has its larger half at the end. "valid" is 0.
+        ``[((taps - 1) * dilation, 0)]`` makes a convolution over time causal. "same" is the rule of
+        TensorFlow and JAX: the output has ``ceil(extent / stride)`` positions and an odd padding
+        has its larger half at the end. "valid" is 0.
     groups : int
         Divides C and K; output channels of a group see the input channels of that group alone.
     layout : str

@@ -778,6 +778,13 @@ OPS = [
         variant="depthwise",
     ),
     Op(
+        "conv",
+        {"x": normal(2, 13, 4), "weight": normal(6, 3, 2), "bias": normal(6)},
+        {"out": (2, 13, 6)},
+        {"padding": ((4, 0),), "dilation": 2, "groups": 2, "layout": "NWC"},
+        variant="causal",
+    ),
+    Op(
         "conv_backward_input",
         {"dy": normal(2, 6, 8, 4), "weight": normal(6, 4, 3, 3)},
         {"out": (2, 4, 8, 6)},

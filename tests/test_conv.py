@@ -268,6 +268,45 @@ def test_padding_forms(backend, rng):
     np.testing.assert_array_equal(call(stride=(2, 2), dilation=[2, 2]), call(stride=2, dilation=2))
 
 
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("layout", ["NCW", "NWC"])
+def test_causal(backend, rng, layout, groups):
+    """Padding at the beginning alone: a position sees itself and those before."""
+    taps, dilation, extent = 4, 3, 29
+    before = dilation * (taps - 1)
+    place = lambda a: np.swapaxes(a, 1, 2) if layout == "NWC" else a  # noqa: E731
+    put = lambda a: backend.array(np.ascontiguousarray(place(a)))  # noqa: E731
+    get = lambda a: place(backend.numpy(a))  # noqa: E731
+    x, dy = (rng.standard_normal((2, c, extent)) for c in (6, 12))
+    w = rng.standard_normal((12, 6 // groups, taps))
+    options = {"padding": [(before, 0)], "dilation": dilation, "groups": groups, "layout": layout}
+    y = get(dlkern.conv(put(x), put(w), **options))
+    dx = get(dlkern.conv_backward_input(put(dy), put(w), put(x).shape, **options))
+    dw, _ = dlkern.conv_backward_weight(put(dy), put(x), put(w).shape, **options)
+
+    # Each position by itself: y[t] = sum_j w[j] x[t - (taps - 1 - j) dilation].
+    right = [np.zeros_like(a) for a in (y, x, w)]
+    c, k = 6 // groups, 12 // groups
+    for g in range(groups):
+        of_x, of_y = slice(g * c, (g + 1) * c), slice(g * k, (g + 1) * k)
+        for t in range(extent):
+            for j in range(taps):
+                source = t - (taps - 1 - j) * dilation
+                if source < 0:
+                    continue
+                tap = w[of_y, :, j]
+                right[0][:, of_y, t] += x[:, of_x, source] @ tap.T
+                right[1][:, of_x, source] += dy[:, of_y, t] @ tap
+                right[2][of_y, :, j] += dy[:, of_y, t].T @ x[:, of_x, source]
+    for result, expected in zip((y, dx, get(dw)), right, strict=True):
+        assert_close(result, expected, "float64", "conv", scale=100)
+
+    later = x.copy()
+    later[..., 17:] = np.nan
+    np.testing.assert_array_equal(get(dlkern.conv(put(later), put(w), **options))[..., :17],
+                                  y[..., :17])  # fmt: skip
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_edge_14_batch_65537(backend, rng, layout):
     case = Case(65537, 2, 3, (2, 3), (2, 2), layout=layout)
