@@ -19,7 +19,7 @@ std::vector<Impl<Problem>> joined(std::initializer_list<ImplList<Problem>> kinds
 template <>
 ImplList<ConvForward> gpu_impls<ConvForward>() {
   static const auto all =
-      joined<ConvForward>({conv_forward_pointwise_impls(),
+      joined<ConvForward>({conv_forward_depthwise_impls(), conv_forward_pointwise_impls(),
 #if DLKERN_WITH_SM90
                            conv_forward_few_channels_sm90_impls(), conv_forward_sm90_impls(),
 #endif
@@ -29,7 +29,8 @@ ImplList<ConvForward> gpu_impls<ConvForward>() {
 
 template <>
 ImplList<ConvBackwardInput> gpu_impls<ConvBackwardInput>() {
-  static const auto all = joined<ConvBackwardInput>({conv_backward_input_pointwise_impls(),
+  static const auto all = joined<ConvBackwardInput>({conv_backward_input_depthwise_impls(),
+                                                     conv_backward_input_pointwise_impls(),
 #if DLKERN_WITH_SM90
                                                      conv_backward_input_sm90_impls(),
 #endif

@@ -13,6 +13,10 @@ ImplList<ConvBackwardWeight> conv_backward_weight_sm90_impls();
 // The same for a first layer's few channels.
 ImplList<ConvForward> conv_forward_few_channels_sm90_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_few_channels_sm90_impls();
+// One channel in each group.
+ImplList<ConvForward> conv_forward_depthwise_impls();
+ImplList<ConvBackwardInput> conv_backward_input_depthwise_impls();
+ImplList<ConvBackwardWeight> conv_backward_weight_depthwise_impls();
 // One tap that moves nowhere: the matrix products of gemm.h.
 ImplList<ConvForward> conv_forward_pointwise_impls();
 ImplList<ConvBackwardInput> conv_backward_input_pointwise_impls();
