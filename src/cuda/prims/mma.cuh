@@ -6,8 +6,9 @@
 // line is XORed with the line, so that neither copies nor fragments have bank conflicts. Tiles of
 // 8-bit types lie along k always.
 //
-// A fragment is what one product takes of 16 rows, the same for a and b: words v[4],
-//     v[0], v[1]  rows g and g + 8;  v[2], v[3]  the same rows, further along k
+// A fragment is what one product takes of 16 rows: words v[4],
+//     of a:  v[0], v[1]  rows g and g + 8;  v[2], v[3]  the same rows, further along k
+//     of b:  v[0], v[2]  rows g and g + 8;  v[1], v[3]  the same rows, further along k
 // The k of a fragment need not come in order, as long as those of a and b come in the same: for
 // float64 and float8 they do not.
 #pragma once
@@ -88,34 +89,40 @@ __device__ __forceinline__ uint32_t float8x2_to_f16x2(uint32_t x, bool e5m2) {
   return value | (is_nan - (is_nan >> 6));
 }
 
-// The fragment of rows r0 to r0 + 15 of a tile, the step-th along k.
-template <class T, class Shared>
+// The fragment of rows r0 to r0 + 15 of a tile, the step-th along k. In one of b the words 1 and 2 change
+// places: an instruction takes 8 of its rows, whose words have to be neighbours among the registers.
+template <class T, class Shared, bool kOfB>
 __device__ __forceinline__ void load_fragment(Fragment<T>& v, const unsigned char* tile, int r0,
                                               int step, bool e5m2) {
+  constexpr int kNextRow = kOfB ? 2 : 1, kNextDepth = 3 - kNextRow;  // words
   const int lane = lane_index(), g = lane / 4, t = lane % 4;
+  // Of the 8 x 8 matrices, which are the words: this lane's row, and whose half of the depth.
+  const int matrix_row = lane / (8 * kNextRow) % 2 * 8 + lane % 8;
+  const int half = lane / (8 * kNextDepth) % 2;
   if constexpr (std::is_same_v<T, Float8>) {
     uint32_t w[2];  // k = 4 t to 4 t + 3: the first two are one pair, the last two the other
     ldmatrix_x2(w, tile + Shared::chunk(r0 + lane % 16, step));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      v[i] = float8x2_to_f16x2(__byte_perm(w[i], 0, 0x1404), e5m2);
-      v[i + 2] = float8x2_to_f16x2(__byte_perm(w[i], 0, 0x3424), e5m2);
+      v[i * kNextRow] = float8x2_to_f16x2(__byte_perm(w[i], 0, 0x1404), e5m2);
+      v[i * kNextRow + kNextDepth] = float8x2_to_f16x2(__byte_perm(w[i], 0, 0x3424), e5m2);
     }
   } else if constexpr (std::is_same_v<T, double> && Shared::kAlongK) {
     // k = 2 t and 2 t + 1, so that one access of 16 bytes has both.
     const double2 low = *reinterpret_cast<const double2*>(tile + Shared::chunk(r0 + g, t));
     const double2 high = *reinterpret_cast<const double2*>(tile + Shared::chunk(r0 + g + 8, t));
-    v[0] = low.x, v[1] = high.x, v[2] = low.y, v[3] = high.y;
+    v[0] = low.x, v[kNextRow] = high.x, v[kNextDepth] = low.y, v[3] = high.y;
   } else if constexpr (Shared::kAlongK) {
-    ldmatrix_x4(v, tile + Shared::chunk(r0 + lane % 16, 2 * step + lane / 16));
+    ldmatrix_x4(v, tile + Shared::chunk(r0 + matrix_row, 2 * step + half));
   } else if constexpr (sizeof(T) == 2) {
-    const int k = 16 * step + lane / 16 * 8 + lane % 8;
-    ldmatrix_x4_trans(v, tile + Shared::chunk(k, r0 / 8 + lane / 8 % 2));
+    const int k = 16 * step + half * 8 + lane % 8;
+    ldmatrix_x4_trans(v, tile + Shared::chunk(k, (r0 + matrix_row) / 8));
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int k = std::is_same_v<T, double> ? 2 * t + i / 2 : 8 * step + i / 2 * 4 + t;
-      const int at = Shared::element(r0 + g + i % 2 * 8, k);
+      const int second = i / kNextDepth % 2;
+      const int k = std::is_same_v<T, double> ? 2 * t + second : 8 * step + second * 4 + t;
+      const int at = Shared::element(r0 + g + i / kNextRow % 2 * 8, k);
       v[i] = *reinterpret_cast<const MmaWord<T>*>(tile + at);
     }
   }
@@ -242,15 +249,15 @@ __device__ __forceinline__ void multiply_stage(MmaSums<Tile, Sum>& sums, const u
     Fragment<T> y[Tile::kWarpN / 16];
 #pragma unroll
     for (int j = 0; j < Tile::kWarpN / 16; ++j) {
-      load_fragment<T, SharedB>(y[j], b, c0 + 16 * j, step, b_is_e5m2);
+      load_fragment<T, SharedB, true>(y[j], b, c0 + 16 * j, step, b_is_e5m2);
     }
 #pragma unroll
     for (int i = 0; i < Tile::kWarpM / 16; ++i) {
       Fragment<T> x;
-      load_fragment<T, SharedA>(x, a, r0 + 16 * i, step, a_is_e5m2);
+      load_fragment<T, SharedA, false>(x, a, r0 + 16 * i, step, a_is_e5m2);
 #pragma unroll
       for (int j = 0; j < Tile::kWarpN / 8; ++j) {
-        Mma<T>::product(sums.c[i][j], x, y[j / 2][j % 2], y[j / 2][j % 2 + 2]);
+        Mma<T>::product(sums.c[i][j], x, y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
       }
     }
   }
@@ -266,7 +273,7 @@ __device__ __forceinline__ void add_row_sums(MmaRowSums<Tile, Sum>& rows, const 
 #pragma unroll
     for (int i = 0; i < Tile::kWarpM / 16; ++i) {
       Fragment<T> x;
-      load_fragment<T, SharedA>(x, a, r0 + 16 * i, step, a_is_e5m2);
+      load_fragment<T, SharedA, false>(x, a, r0 + 16 * i, step, a_is_e5m2);
       Mma<T>::product(rows.c[i], x, Mma<T>::kOne, Mma<T>::kOne);
     }
   }
