@@ -23,7 +23,7 @@ ImplList<ConvForward> gpu_impls<ConvForward>() {
 #if DLKERN_WITH_SM90
                            conv_forward_few_channels_sm90_impls(), conv_forward_sm90_impls(),
 #endif
-                           conv_forward_simt_impls()});
+                           conv_forward_sm80_impls(), conv_forward_simt_impls()});
   return all;
 }
 
@@ -34,6 +34,7 @@ ImplList<ConvBackwardInput> gpu_impls<ConvBackwardInput>() {
 #if DLKERN_WITH_SM90
                                                      conv_backward_input_sm90_impls(),
 #endif
+                                                     conv_backward_input_sm80_impls(),
                                                      conv_backward_input_simt_impls()});
   return all;
 }
@@ -45,7 +46,7 @@ ImplList<ConvBackwardWeight> gpu_impls<ConvBackwardWeight>() {
 #if DLKERN_WITH_SM90
        conv_backward_weight_few_channels_sm90_impls(), conv_backward_weight_sm90_impls(),
 #endif
-       conv_backward_weight_simt_impls()});
+       conv_backward_weight_sm80_impls(), conv_backward_weight_simt_impls()});
   return all;
 }
 

@@ -21,6 +21,10 @@ ImplList<ConvBackwardWeight> conv_backward_weight_depthwise_impls();
 ImplList<ConvForward> conv_forward_pointwise_impls();
 ImplList<ConvBackwardInput> conv_backward_input_pointwise_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_pointwise_impls();
+// mma.sync with cp.async, compute capability 8.0 and newer.
+ImplList<ConvForward> conv_forward_sm80_impls();
+ImplList<ConvBackwardInput> conv_backward_input_sm80_impls();
+ImplList<ConvBackwardWeight> conv_backward_weight_sm80_impls();
 // Multiply-adds of any GPU, for every problem.
 ImplList<ConvForward> conv_forward_simt_impls();
 ImplList<ConvBackwardInput> conv_backward_input_simt_impls();

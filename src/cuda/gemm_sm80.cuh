@@ -297,15 +297,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
 
 // ---- Launch ---------------------------------------------------------------------------------
 
-// The widest copies of which all addresses are multiples: they are the operand's, plus multiples of
-// strides whose bits `strides` has together, in bytes.
-inline int copy_width(const void* data, uint64_t strides) {
-  for (const int width : {16, 8, 4}) {
-    if ((reinterpret_cast<uintptr_t>(data) | strides) % width == 0) return width;
-  }
-  return 0;
-}
-
 // Operand 0 (a) or 1 (b) of g: `row` is its stride along its rows, of which there are `rows`. left:
 // see launch_mma().
 inline TileSource tile_source(const Gemm& g, int operand, const Matrix& x, int64_t row,

@@ -16,6 +16,15 @@ struct TileSource {
   bool e5m2;  // Float8
 };
 
+// The widest copies of which all addresses are multiples: they are the operand's, plus multiples of
+// strides whose bits `strides` has together, in bytes.
+inline int copy_width(const void* data, uint64_t strides) {
+  for (const int width : {16, 8, 4}) {
+    if ((reinterpret_cast<uintptr_t>(data) | strides) % width == 0) return width;
+  }
+  return 0;
+}
+
 // One thread's share of the copies. The rows beyond the operand's and the k beyond its depth become
 // zeros. What load() starts is closed by cp_async_commit().
 template <class T, int kRows, int kThreads, bool kAlongK>
