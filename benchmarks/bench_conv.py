@@ -134,6 +134,11 @@ GPU = [
     Conv(64, 128, 28, 128, name="fp16", group="others"),
     Conv(64, 256, 14, 256, name="fp16", layout="NCHW", group="others"),
 ]
+# Of 8 bits, beside the same in bfloat16.
+QUANTISED = [
+    *MIDDLE[:3], (64, 512, 7, 512), (32, 256, 56, 256), (64, 256, 56, 64, 1), (64, 64, 56, 256, 1),
+    (64, 512, 28, 128, 1), (64, 128, 56, 128, 3, 2),
+]  # fmt: skip
 CPU_OTHERS = [
     (2, 32, 112, 32, 3, 1, 32),
     (2, 96, 112, 96, 3, 2, 96),
@@ -249,12 +254,54 @@ def cases_of(p: Conv, device: str) -> Iterator[Case]:
         )
 
 
+def quantised(p: Conv, device: str, out_dtype: torch.dtype) -> Case:
+    """Of images with channels last, with a factor for each filter."""
+    random = lambda *shape: torch.randn(shape, device=device)  # noqa: E731
+    x, w = random(p.n, p.extent, p.extent, p.c), random(p.k, p.taps, p.taps, p.c)
+    wide = [t.bfloat16() for t in (x, w)]
+    x, w = ((16 * t).to(DTYPES[p.name]) for t in (x, w))
+    options = {"stride": p.stride, "padding": [p.padding] * 2, "layout": "NHWC"}
+    y = dlkern.conv(*wide, **options)
+    out = torch.empty_like(y, dtype=out_dtype)
+    # Powers of two, so that int8 is exact but for its last rounding.
+    scale = torch.tensor(1 / 16, device=device)
+    of_filters = 2.0 ** torch.randint(-6, -3, (p.k,), device=device)
+
+    def reference():
+        image = x[:1].double().movedim(-1, 1)
+        z = torch.nn.functional.conv2d(image, w.double().movedim(-1, 1), None, p.stride,
+                                       p.padding[0])  # fmt: skip
+        z = z.movedim(1, -1) * scale.double() * of_filters.double()
+        return z.round().clamp(-128, 127) if out_dtype == torch.int8 else z
+
+    short = str(out_dtype).removeprefix("torch.")
+    return Case(
+        f"{p.label} -> {short} fwd",
+        {
+            "dlkern": lambda: dlkern.scaled_conv(x, w, scale, of_filters, out=out, **options),
+            "dlkern bfloat16": lambda: dlkern.conv(*wide, out=y, **options),
+        },
+        reference=reference,
+        part=lambda t: t[:1],
+        tolerance={torch.bfloat16: 2**-7, torch.int8: 0}.get(out_dtype, 2**-3),
+        bytes=sum(t.nbytes for t in (x, w, out)),
+        flops=2 * y.numel() * w[0].numel(),
+        peak_tflops=PEAK_TFLOPS[p.name] if x.is_cuda else None,
+        group=f"{p.name} -> {short}",
+        note="the rival computes with other numbers, of 16 bits",
+    )
+
+
 def cases(device: str, quick: bool) -> Iterator[Case]:
     chosen = GPU if device == "cuda" else CPU
     if quick:
         chosen = [p for p in chosen if p.group.startswith("table")]
     for p in chosen:
         yield from cases_of(p, device)
+    for shape in QUANTISED if device == "cuda" and not quick else ():
+        for name, out_dtype in (("int8", torch.int8), ("int8", torch.bfloat16),
+                                ("fp8", torch.float8_e4m3fn), ("fp8", torch.bfloat16)):  # fmt: skip
+            yield quantised(Conv(*shape, name=name), device, out_dtype)
 
 
 if __name__ == "__main__":

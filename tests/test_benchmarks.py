@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import bench_gemm, bench_optim, harness, roofline  # noqa: E402
+from benchmarks import bench_conv, bench_gemm, bench_optim, harness, roofline  # noqa: E402
 from dlkern import bench, cli  # noqa: E402
 
 
@@ -174,6 +174,24 @@ def test_gemm_scaled_and_grouped(make):
 def test_gemm_sweep_is_as_wide_as_it_says():
     shapes = [*bench_gemm.SWEEP, *bench_gemm.BATCHED, *bench_gemm.GROUPED]
     assert len(shapes) == len(set(shapes)) == 40
+
+
+# ---- bench_conv: the rival computes the same, and results of 8 bits are right -------------------
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_conv(layout, dims):
+    conv = bench_conv.Conv(2, 4, 9, 6, 3, 2, 2, name="fp32", layout=layout, dims=dims)
+    for case in bench_conv.cases_of(conv, "cpu"):
+        assert all(error < 1e-4 for error in harness.check(case).values())
+
+
+@pytest.mark.parametrize("out_dtype", [torch.int8, torch.bfloat16, torch.float8_e4m3fn])
+def test_quantised_conv(out_dtype):
+    name = "fp8" if out_dtype == torch.float8_e4m3fn else "int8"
+    conv = bench_conv.Conv(2, 16, 9, 32, 3, 2, name=name)
+    assert "dlkern bfloat16" in harness.check(bench_conv.quantised(conv, "cpu", out_dtype))
 
 
 # ---- bench_optim: a step over lists is right, whoever makes it -----------------------------------
