@@ -16,6 +16,13 @@
  * are summed in float32. dlk_scaled_conv has float8 and int8. Any strides. Outputs overlap no input. Empty batches and channels are
  * valid: a sum over nothing is the bias, or zero. Where a weight is NaN or infinite, results whose
  * taps reach outside x may be NaN there.
+ *
+ * float32 with DLK_PRECISION_IEEE: products are exact and sums float32. Compute capability 9.0 takes
+ * large problems by three bfloat16 planes of each operand, with at most twice the errors of
+ * multiply-adds; where an operand has elements that are infinite, NaN, beyond bfloat16's range or other
+ * than zero below 2^-100, multiply-adds follow, which take several times as long. With
+ * DLK_PRECISION_TF32 gradients of weights, and what else the tf32 kernels do not take, are computed by
+ * two planes, more exactly than by tf32.
  */
 #ifndef DLKERN_CONV_H_
 #define DLKERN_CONV_H_

@@ -22,6 +22,7 @@ ImplList<ConvForward> gpu_impls<ConvForward>() {
       joined<ConvForward>({conv_forward_depthwise_impls(), conv_forward_pointwise_impls(),
 #if DLKERN_WITH_SM90
                            conv_forward_few_channels_sm90_impls(), conv_forward_sm90_impls(),
+                           conv_forward_planes_sm90_impls(),
 #endif
                            conv_forward_sm80_impls(), conv_forward_simt_impls()});
   return all;
@@ -29,13 +30,12 @@ ImplList<ConvForward> gpu_impls<ConvForward>() {
 
 template <>
 ImplList<ConvBackwardInput> gpu_impls<ConvBackwardInput>() {
-  static const auto all = joined<ConvBackwardInput>({conv_backward_input_depthwise_impls(),
-                                                     conv_backward_input_pointwise_impls(),
+  static const auto all = joined<ConvBackwardInput>(
+      {conv_backward_input_depthwise_impls(), conv_backward_input_pointwise_impls(),
 #if DLKERN_WITH_SM90
-                                                     conv_backward_input_sm90_impls(),
+       conv_backward_input_sm90_impls(), conv_backward_input_planes_sm90_impls(),
 #endif
-                                                     conv_backward_input_sm80_impls(),
-                                                     conv_backward_input_simt_impls()});
+       conv_backward_input_sm80_impls(), conv_backward_input_simt_impls()});
   return all;
 }
 

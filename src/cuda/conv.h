@@ -10,6 +10,9 @@ namespace dlkern {
 ImplList<ConvForward> conv_forward_sm90_impls();
 ImplList<ConvBackwardInput> conv_backward_input_sm90_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_sm90_impls();
+// Of float32 as bfloat16 planes; gradients of weights are among those above.
+ImplList<ConvForward> conv_forward_planes_sm90_impls();
+ImplList<ConvBackwardInput> conv_backward_input_planes_sm90_impls();
 // The same for a first layer's few channels.
 ImplList<ConvForward> conv_forward_few_channels_sm90_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_few_channels_sm90_impls();
@@ -42,6 +45,12 @@ const char* pointwise_product(const ConvProblem& p, Gemm& g);
 
 // The gradient of a bias, which the problem has.
 void add_bias_gradient(const ConvProblem& p, const Launch& launch);
+
+// Float32 by multiply-adds, if *condition (on the device) is not 0: forward or (inverse) the input
+// gradient, and the gradient of the weights without that of a bias, which takes workspace.
+void run_simt_if(const ConvProblem& p, bool inverse, const int* condition, const Launch& launch);
+void run_weights_simt_if(const ConvProblem& p, const int* condition, const Launch& launch);
+size_t weights_simt_workspace_bytes(const ConvProblem& p);
 
 }  // namespace gpu
 }  // namespace dlkern

@@ -33,6 +33,7 @@ struct Args {
   int64_t groups, k, c;  // channels per group
   int64_t tiles_m, tiles_n, part_count;
   bool accumulate;
+  const int* condition = nullptr;  // optional: nothing is done where it is 0
 
   explicit Args(const ConvProblem& p)
       : gather(p.geometry, p.x_strides),
@@ -85,6 +86,7 @@ __global__ void __launch_bounds__(Tile::kThreads, (kBlocksOf<Tile, Accumulator<T
     conv_weight_gemm_kernel(const Args args) {
   using Acc = Accumulator<T>;
   using Patches = PatchOperand<T, Gather<false>, kChannelsLast, false>;
+  if (args.condition && *args.condition == 0) return;
   const int64_t tiles = args.tiles_m * args.tiles_n * args.groups * args.part_count;
   for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
     const TileOf tile(i, args.tiles_m, args.tiles_n);
@@ -112,6 +114,7 @@ template <class T, bool kChannelsLast>
 __global__ void __launch_bounds__(kPartsThreads)
     conv_weight_parts_kernel(const Args args, PartsShare share) {
   using Acc = Accumulator<T>;
+  if (args.condition && *args.condition == 0) return;
   const int64_t count = args.groups * args.k * args.taps.count, i = share.element();
   const bool there = i < count;
   const Acc* first = static_cast<const Acc*>(args.parts) + i;
@@ -245,10 +248,11 @@ void launch_tile(const Args& args, bool last, const Launch& launch) {
 }
 
 template <class T>
-void launch_gemm(const ConvProblem& p, const Launch& launch) {
+void launch_gemm(const ConvProblem& p, const Launch& launch, const int* condition = nullptr) {
   const Plan plan = plan_of<T>(p);
   const bool last = channels_last(p);
   Args args(p);
+  args.condition = condition;
   args.tiles_m = plan.tiles_m;
   args.tiles_n = plan.tiles_n;
   args.part_count = plan.parts;
@@ -306,6 +310,11 @@ constexpr Impl<ConvBackwardWeight> kBackwardWeight[] = {
 }  // namespace
 
 ImplList<ConvBackwardWeight> conv_backward_weight_simt_impls() { return kBackwardWeight; }
+
+void gpu::run_weights_simt_if(const ConvProblem& p, const int* condition, const Launch& launch) {
+  launch_gemm<float>(p, launch, condition);
+}
+size_t gpu::weights_simt_workspace_bytes(const ConvProblem& p) { return plan_of<float>(p).bytes; }
 
 void gpu::add_bias_gradient(const ConvProblem& p, const Launch& launch) {
   dispatch_floating(p.x.dtype, [&]<class T>() { launch_bias<T>(p, launch); });

@@ -35,6 +35,7 @@ struct Args {
   int64_t bias_stride;
   int64_t groups, channels, summed;  // channels of the result, and summed, per group
   int64_t tiles_m, tiles_n;
+  const int* condition = nullptr;  // optional: nothing is done where it is 0
 
   explicit Args(const ConvProblem& p)
       : gather(p.geometry, kInverse ? p.y_strides : p.x_strides),
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(Tile::kThreads, (kBlocksOf<Tile, Accumulator<T
   using Acc = Accumulator<T>;
   using Patches = PatchOperand<T, Gather<kInverse>, kChannelsLast, true>;
   using Weights = WeightOperand<T, kChannelsLast, kInverse>;
+  if (args.condition && *args.condition == 0) return;
   const int64_t tiles = args.tiles_m * args.tiles_n * args.groups;
   for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
     const TileOf tile(i, args.tiles_m, args.tiles_n);
@@ -155,16 +157,19 @@ template <class Tile, class T, bool kInverse>
 void launch_tile(Args<kInverse> args, bool last, const Launch& launch) {
   args.tiles_m = ceil_div(last ? args.pixels.count : args.channels, Tile::kM);
   args.tiles_n = ceil_div(last ? args.channels : args.pixels.count, Tile::kN);
+  int64_t blocks = args.tiles_m * args.tiles_n * args.groups;
+  if (args.condition) blocks = std::min<int64_t>(blocks, 2 * multiprocessor_count());
   launch_kernel(
       last ? conv_gemm_kernel<Tile, T, true, kInverse> : conv_gemm_kernel<Tile, T, false, kInverse>,
-      grid_of(args.tiles_m * args.tiles_n * args.groups), Tile::kThreads, 0, launch.stream, args);
+      grid_of(blocks), Tile::kThreads, 0, launch.stream, args);
 }
 
 // The large tile where it is well filled and there are enough of them for the device.
 template <class T, bool kInverse>
-void launch_gemm(const ConvProblem& p, const Launch& launch) {
+void launch_gemm(const ConvProblem& p, const Launch& launch, const int* condition = nullptr) {
   using Big = ConvTileFor<Accumulator<T>>;
-  const Args<kInverse> args(p);
+  Args<kInverse> args(p);
+  args.condition = condition;
   const int64_t tiles = ceil_div(args.channels, Big::kM) * ceil_div(args.pixels.count, Big::kN);
   if (args.channels > Big::kN / 2 && tiles * args.groups >= multiprocessor_count()) {
     launch_tile<Big, T>(args, channels_last(p), launch);
@@ -221,5 +226,11 @@ constexpr Impl<ConvBackwardInput> kBackwardInput[] = {
 
 ImplList<ConvForward> conv_forward_simt_impls() { return kForward; }
 ImplList<ConvBackwardInput> conv_backward_input_simt_impls() { return kBackwardInput; }
+
+void gpu::run_simt_if(const ConvProblem& p, bool inverse, const int* condition,
+                      const Launch& launch) {
+  inverse ? launch_gemm<float, true>(p, launch, condition)
+          : launch_gemm<float, false>(p, launch, condition);
+}
 
 }  // namespace dlkern

@@ -94,7 +94,7 @@ void set_epilogue(const ConvProblem& p, const ImagePlan& plan, Sm90Args& args) {
 void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, const Axes& result,
               const Launch& launch) {
   const ConvGeometry& g = p.geometry;
-  const bool d = has_d(g), taps = axes.has_taps();
+  const bool d = has_d(g);
   const int depth = kSwizzleBytes / plan.from.bytes;
   Sm90ConvArgs args;
   set_epilogue(p, plan, args);
@@ -103,16 +103,7 @@ void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, con
   args.columns.pixels = pixels_of(axes, d);
   args.columns.channels = static_cast<int>(plan.c);
   args.columns.no_channel = static_cast<int>(ceil_div(plan.from.channels, 64) * 64);
-  args.k_blocks = 1;
-  if (taps) {
-    args.columns.taps = taps_of(axes, g);
-    args.k_blocks = static_cast<int>(axes.axis[0].taps * axes.axis[1].taps * axes.axis[2].taps *
-                                     ceil_div(plan.c, depth));
-  } else {  // one stage of zeros
-    args.columns.has_taps = false;
-    args.columns.taps.first = static_cast<int>(g.taps());
-  }
-  args.part_blocks = args.k_blocks;
+  set_taps(axes, g, ceil_div(plan.c, depth), args);
   const int config = image_config(args.rows, args.cols, g.groups, args.k_blocks);
   const Sm90Config& c = kSm90ConvConfigs[config];
   set_sm90_tiles(c, 1, g.groups, g.groups, args);

@@ -7,7 +7,7 @@
 //
 // Images are channels last. A stage is 64 channels of one tap (32 of float32), or 64 pixels; what is
 // beyond the channels is zeros. Weights are a tensor map {c, k, tap, group}; groups are items of a
-// batch.
+// batch. Bfloat16 planes of float32 are further channels, of images and weights.
 #pragma once
 
 #include "cuda/conv_sm90.h"
@@ -30,7 +30,7 @@ __device__ __forceinline__ void load_columns(uint8_t* to, const CUtensorMap& map
 template <class T>
 class Sm90Loader<T, Sm90Operands::kColumnsA> {
   using Share = Sm90Share<T>;
-  static_assert(!Share::kA && T::C.planes == 1);
+  static_assert(!Share::kA);
 
  public:
   __device__ Sm90Loader(const Sm90ConvArgs& args, const CUtensorMap& map_a,
@@ -42,11 +42,14 @@ class Sm90Loader<T, Sm90Operands::kColumnsA> {
   __device__ void load(const Sm90Shared<T>& shared, int stage, int) {
     Barrier* full = &shared.full[stage];
     const Sm90Taps::At tap = columns_.taps.at(index_);
-    at_[0] = first_channel_ + channel_;
-    load_columns(shared.a(stage), map_a_, full, columns_.pixels.has_d, at_, tap.offset);
-    load_operand<T::kBAlongK, Share::kB>(shared.b(stage) + share_.row_b * kSwizzleBytes, map_b_,
-                                         full, tile_.n + share_.row_b, Share::kRowsB, channel_,
-                                         tap.tap, tile_.item);
+    for (int plane = 0; plane < T::C.planes; ++plane) {
+      at_[0] = first_channel_ + channel_ + plane * columns_.plane;
+      load_columns(shared.a(stage, plane), map_a_, full, columns_.pixels.has_d, at_, tap.offset);
+      load_operand<T::kBAlongK, Share::kB>(shared.b(stage, plane) + share_.row_b * kSwizzleBytes,
+                                           map_b_, full, tile_.n + share_.row_b, Share::kRowsB,
+                                           channel_ + plane * columns_.weights_plane, tap.tap,
+                                           tile_.item);
+    }
   }
   // Channels, then taps.
   __device__ void advance() {
@@ -72,7 +75,7 @@ template <class T>
 class Sm90Loader<T, Sm90Operands::kColumnsB> {
   using Share = Sm90Share<T>;
   static constexpr int kChunks = T::C.n / 64;
-  static_assert(!Share::kB && T::C.planes == 1 && T::kDepth == 64 && !T::kAAlongK && !T::kBAlongK);
+  static_assert(!Share::kB && T::kDepth == 64 && !T::kAAlongK && !T::kBAlongK);
 
  public:
   __device__ Sm90Loader(const Sm90ConvArgs& args, const CUtensorMap& map_a,
@@ -93,15 +96,18 @@ class Sm90Loader<T, Sm90Operands::kColumnsB> {
   __device__ void load(const Sm90Shared<T>& shared, int stage, int block) const {
     Barrier* full = &shared.full[stage];
     const int pixel = block * T::kDepth;
-    load_operand<false, Share::kA>(shared.a(stage) + share_.row_a * kSwizzleBytes, map_a_, full,
-                                   tile_.m + share_.row_a, Share::kRowsA, pixel, tile_.item, 0);
     int at[5];
     columns_.pixels.place(pixel, at);
+    for (int plane = 0; plane < T::C.planes; ++plane) {
+      load_operand<false, Share::kA>(shared.a(stage, plane) + share_.row_a * kSwizzleBytes, map_a_,
+                                     full, tile_.m + share_.row_a, Share::kRowsA, pixel, tile_.item,
+                                     plane);
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      at[0] = channel_[i];
-      load_columns(shared.b(stage) + i * 64 * kSwizzleBytes, map_b_, full, columns_.pixels.has_d,
-                   at, tap_[i].offset);
+      for (int i = 0; i < kChunks; ++i) {
+        at[0] = channel_[i] + plane * columns_.plane;
+        load_columns(shared.b(stage, plane) + i * 64 * kSwizzleBytes, map_b_, full,
+                     columns_.pixels.has_d, at, tap_[i].offset);
+      }
     }
   }
   __device__ void advance() {}

@@ -59,6 +59,22 @@ struct Sm90Columns {
   int no_channel = 0;    // beyond the last one, where zeros are read; at a multiple of 128 bytes
   bool has_taps = true;  // kColumnsA: else all sums are zero
   FastDiv chunks{1};     // kColumnsB: of 64 channels, in a group
+  // Planes: channels from one to the next, here and in kColumnsA's weights.
+  int plane = 0, weights_plane = 0;
+};
+
+// A float32 image that is written element by element, wherever these are. Spatial dimensions as above.
+struct Sm90Elements {
+  float* data = nullptr;
+  int64_t n = 0, channel = 0, group = 0, spatial[3] = {};  // strides
+  bool in_pairs = false;  // of neighbouring channels: 8 bytes, aligned
+
+  DLK_HD float* at(const Sm90Pixels& pixels, int pixel) const {
+    int at[5];
+    pixels.place(pixel, at);
+    float* to = data + at[1] * spatial[0] + at[2] * spatial[1];
+    return pixels.has_d ? to + at[3] * spatial[2] + at[4] * n : to + at[3] * n;
+  }
 };
 
 struct Sm90ConvArgs : Sm90Args {
@@ -67,6 +83,7 @@ struct Sm90ConvArgs : Sm90Args {
   bool scatters = false;
   Sm90Pixels result;
   int result_channels = 0;  // of a group
+  Sm90Elements elements;    // kColumnsA of planes: the result
 };
 
 // ---- Configurations ----------------------------------------------------------------------------
@@ -84,11 +101,31 @@ inline constexpr Sm90Config kSm90ConvConfigs[] = {
 // clang-format on
 inline constexpr int kSm90ConvImageConfigs = 3, kSm90ConvConfigCount = 5;
 
+// float32 as bfloat16 planes: three, or two for tf32.
+struct Sm90PlaneConfig {
+  Sm90Config tile;
+  bool of_weights;  // kColumnsB
+};
+// clang-format off
+inline constexpr Sm90PlaneConfig kSm90PlaneConfigs[] = {
+    {{.m = 128, .n = 128, .stages = 2, .consumers = 2, .planes = 3, .promote = true}, false},
+    {{.m = 128, .n = 64, .stages = 3, .consumers = 2, .planes = 3, .promote = true}, false},
+    {{.m = 128, .n = 128, .stages = 2, .consumers = 2, .planes = 3, .promote = true}, true},
+    {{.m = 64, .n = 192, .stages = 2, .consumers = 1, .planes = 3, .promote = true}, true},
+    {{.m = 128, .n = 128, .stages = 3, .consumers = 2, .planes = 2, .promote = true}, false},
+    {{.m = 128, .n = 64, .stages = 4, .consumers = 2, .planes = 2, .promote = true}, false},
+    {{.m = 128, .n = 192, .stages = 2, .consumers = 2, .planes = 2, .promote = true}, true},
+    {{.m = 64, .n = 192, .stages = 3, .consumers = 1, .planes = 2, .promote = true}, true},
+};
+// clang-format on
+inline constexpr int kSm90PlaneConfigCount = 8;
+
 // `config` counts in kSm90ConvConfigs. weights_along_k: channels that are summed are neighbours in the
 // weights; not asked of gradients of weights.
 Sm90Kernel sm90_conv_kernel_bfloat16(int config, bool weights_along_k);
 Sm90Kernel sm90_conv_kernel_float16(int config, bool weights_along_k);
 Sm90Kernel sm90_conv_kernel_tf32(int config, bool weights_along_k);
+Sm90Kernel sm90_conv_kernel_planes(int config);  // counts in kSm90PlaneConfigs
 
 // ---- On the host -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@
 
 #include "cuda/conv_axes.h"
 #include "cuda/conv_sm90.h"
+#include "cuda/gemm_pack.h"
 #include "cuda/prims/tensor_map.h"
 #include "ops/layout.h"
 
@@ -135,6 +136,87 @@ inline Tensor rows_by_columns(const ConvProblem& p, bool transposed) {
   return view;
 }
 
+// ---- bfloat16 planes in the workspace ----------------------------------------------------------
+
+// float32 in full precision, or as exact as tf32 and more.
+inline int planes_of(const ConvProblem& p) { return p.precision == DLK_PRECISION_TF32 ? 2 : 3; }
+inline int64_t padded_channels(int64_t channels) { return ceil_div(channels, 64) * 64; }
+
+// A float32 tensor as [lines, plane, group, channel], a group's channels being filled up to 64.
+struct PlaneStage {
+  Pack pack;
+  size_t at = 0;  // in the workspace
+
+  // `lines`: strides in the tensor, and among the lines.
+  PlaneStage() = default;
+  PlaneStage(const void* data, StridedIndex<2> lines, int planes, int64_t groups, int64_t channels,
+             int64_t group_stride, int64_t channel_stride, size_t& workspace_bytes)
+      : at(workspace_bytes) {
+    const int64_t padded = padded_channels(channels), line = planes * groups * padded;
+    pack.from = data;
+    pack.k.push(channels, {channel_stride});
+    for (int d = 0; d + 1 < lines.ndim; ++d) {
+      pack.items.push(lines.shape[d], {lines.stride[0][d], lines.stride[1][d] * line});
+    }
+    if (lines.ndim > 0) {
+      const int last = lines.ndim - 1;
+      pack.rows = lines.shape[last];
+      pack.row = lines.stride[0][last];
+    }
+    pack.items.push(groups, {group_stride, padded});
+    pack.element_bytes = sizeof(float);
+    pack.planes = planes;
+    pack.to_row = line;
+    pack.to_plane = groups * padded;
+    workspace_bytes += (pack.bytes() + 255) / 256 * 256;
+  }
+  void* data(const Launch& launch) const { return static_cast<uint8_t*>(launch.workspace) + at; }
+  void fill(int* flag, const Launch& launch) const {
+    Pack p = pack;
+    p.flag = flag;
+    run_pack(p, data(launch), launch.stream);
+  }
+};
+
+inline PlaneStage image_planes(const Image& image, int planes, int64_t groups,
+                               size_t& workspace_bytes) {
+  StridedIndex<2> pixels;
+  const int64_t row = image.extent[0], plane = row * image.extent[1];
+  pixels.push(image.n, {image.n_stride, plane * image.extent[2]});
+  pixels.push(image.extent[2], {image.stride[2], plane});
+  pixels.push(image.extent[1], {image.stride[1], row});
+  pixels.push(image.extent[0], {image.stride[0], 1});
+  const int64_t channels = image.channels / groups;
+  return {image.data,
+          pixels,
+          planes,
+          groups,
+          channels,
+          channels * image.channel_stride,
+          image.channel_stride,
+          workspace_bytes};
+}
+// The image where its planes are.
+inline Image staged(const Image& image, const PlaneStage& stage, const Launch& launch) {
+  Image view = image;
+  view.data = stage.data(launch);
+  view.bytes = sizeof(uint16_t);
+  view.channels = stage.pack.to_row;
+  view.channel_stride = 1;
+  int64_t stride = stage.pack.to_row;
+  for (int d = 0; d < 3; ++d) {
+    view.stride[d] = stride;
+    stride *= image.extent[d];
+  }
+  view.n_stride = stride;
+  return view;
+}
+
+// Set where a tensor has no planes: then nothing of them may be used.
+inline void clear_flag(int* flag, const Launch& launch) {
+  check(cudaMemsetAsync(flag, 0, sizeof(int), static_cast<Stream>(launch.stream)), "flag");
+}
+
 // Element strides of the weights as a matrix [rows, taps, cols] of each group, cols being neighbours.
 struct Weights {
   void* data;
@@ -207,6 +289,21 @@ inline Sm90Taps taps_of(const Axes& axes, const ConvGeometry& g) {
 
 // ---- What the directions share -----------------------------------------------------------------
 
+// The taps and stages of images by weights, `chunks` stages for each tap; one of zeros where no tap
+// meets the pixels.
+inline void set_taps(const Axes& axes, const ConvGeometry& g, int64_t chunks, Sm90ConvArgs& args) {
+  args.k_blocks = 1;
+  args.columns.has_taps = axes.has_taps();
+  if (axes.has_taps()) {
+    args.columns.taps = taps_of(axes, g);
+    args.k_blocks =
+        static_cast<int>(axes.axis[0].taps * axes.axis[1].taps * axes.axis[2].taps * chunks);
+  } else {
+    args.columns.taps.first = static_cast<int>(g.taps());
+  }
+  args.part_blocks = args.k_blocks;
+}
+
 inline std::optional<Mma> mma_of(const ConvProblem& p) {
   const bool tf32 = p.precision == DLK_PRECISION_TF32;
   if (p.x.dtype == DType::kFloat32 && !tf32) return std::nullopt;
@@ -223,15 +320,19 @@ inline Sm90Kernel find_kernel(Mma mma, int config, bool weights_along_k) {
                                 : sm90_conv_kernel_tf32(config, weights_along_k);
 }
 
-inline const char* unsuitable(const ConvProblem& p) {
+inline const char* unsuitable_extents(const ConvProblem& p) {
   if (const char* reason = fused_work_declines(p)) return reason;
   if (compute_capability() != 90) return "needs compute capability 9.0";
-  if (!mma_of(p)) return "no tensor-core product of this dtype and precision";
   const ConvGeometry& g = p.geometry;
   if (p.x.numel() == 0 || p.y.numel() == 0 || p.w.numel() == 0) return "nothing to multiply";
   const int64_t pixels = g.batch * std::max(g.in_count(), g.out_count());
   if (pixels > INT_MAX / 16) return "too many pixels";
-  if (g.taps() > 1 << 15) return "too many taps";
+  return g.taps() > 1 << 15 ? "too many taps" : nullptr;
+}
+inline const char* unsuitable(const ConvProblem& p) {
+  if (const char* reason = unsuitable_extents(p)) return reason;
+  if (!mma_of(p)) return "no tensor-core product of this dtype and precision";
+  const ConvGeometry& g = p.geometry;
   const int64_t chunk = kSwizzleBytes / static_cast<int64_t>(dtype_size(p.x.dtype));
   if (g.groups > 1 && (g.c % chunk != 0 || g.k % chunk != 0)) {
     return "a group's channels are no multiple of 128 bytes";
@@ -288,10 +389,27 @@ inline double cost_of(const Sm90Config& c, int64_t rows, int64_t cols, int64_t g
   const int64_t tiles =
       ceil_div(rows, c.m * c.multicast) * c.multicast * ceil_div(cols, c.n) * groups;
   const double waves = ceil_div(tiles, multiprocessor_count());
-  const double multiply = c.m * c.n / 32.0 * (c.n >= 192 ? 1.0 : c.n == 64 ? 1.4 : 1.05);
-  const double copy = (c.m + c.n / c.multicast) * kSwizzleBytes / 60.0;
+  const int products = c.planes * (c.planes + 1) / 2;
+  const double efficiency = c.n >= 192 ? 1.0 : c.n == 64 ? (products == 1 ? 1.4 : 1.1) : 1.05;
+  const double multiply = products * c.m * c.n / 32.0 * efficiency;
+  const double copy = c.planes * (c.m + c.n / c.multicast) * kSwizzleBytes / 60.0;
   const double main = stages * std::max(multiply, copy), out = 800 + 4.0 * c.n;
   return c.ping_pong ? waves * std::max(main, (main + out) / 2) + out : waves * (main + out);
+}
+
+inline double multiplications(const ConvGeometry& g) {
+  return double(g.batch) * g.out_count() * g.groups * g.k * g.c * g.taps();
+}
+
+// Why float32 is not computed by planes. Splitting pays where multiply-adds without tensor cores take
+// longer, also of what channels are filled up with.
+inline const char* planes_decline(const ConvProblem& p) {
+  if (const char* reason = unsuitable_extents(p)) return reason;
+  if (p.x.dtype != DType::kFloat32) return "not float32";
+  const ConvGeometry& g = p.geometry;
+  const double filled = double(padded_channels(g.c)) * padded_channels(g.k) / (double(g.c) * g.k);
+  if (filled > (planes_of(p) == 2 ? 8 : 4)) return "too few channels";
+  return multiplications(g) < 1 << 26 ? "too small to be split into bfloat16 planes" : nullptr;
 }
 
 // Why images are not copied where they may be (`staging`), or are not taken where they may not;
@@ -301,8 +419,7 @@ inline const char* staging_declines(bool staging, const char* first, const char*
                                     const ConvGeometry& g) {
   if (!staging) return first ? first : second;
   if (!first && !second) return "nothing to copy";
-  const double products = double(g.batch) * g.out_count() * g.groups * g.k * g.c * g.taps();
-  return products < 1 << 25 ? "too small to copy images first" : nullptr;
+  return multiplications(g) < 1 << 25 ? "too small to copy images first" : nullptr;
 }
 
 }  // namespace dlkern::conv_sm90

@@ -1,5 +1,8 @@
 // Gradients of a convolution's weights on Hopper, on the host. The sum runs over all pixels: it is cut
 // into parts, which a second kernel adds.
+//
+// float32 goes by bfloat16 planes (conv_planes_sm90.cu), also for tf32: wgmma takes tf32 operands along
+// k alone, and these lie along the channels.
 #include "cuda/conv.h"
 #include "cuda/conv_sm90_host.h"
 #include "cuda/prims/sum_parts.cuh"
@@ -9,15 +12,22 @@ namespace {
 
 using namespace conv_sm90;
 
+// What becomes of the images first.
+enum class Operands { kAsTheyLie, kCopied, kPlanes };
+
 struct WeightPlan {
   const char* reason = nullptr;
   Mma mma{};
-  int config = 0;
+  Sm90Config tile{};
+  Sm90Kernel kernel;
   Axes axes{};
   int64_t chunks = 0, cols = 0;  // of 64 channels, in a tap; columns of the product
   int64_t parts = 1, part_blocks = 0, blocks = 0;
   bool direct = false;  // the only part is the gradient
   Stage x_stage, dy_stage;
+  int planes = 0;  // of float32
+  PlaneStage x_planes, dy_planes;
+  size_t flag_at = 0;
   size_t workspace_bytes = 0;  // the sums of parts come first
 };
 
@@ -26,7 +36,9 @@ int64_t parts_for(const Sm90Config& c, int64_t rows, int64_t cols, int64_t group
   const int64_t sms = multiprocessor_count();
   const int64_t tiles =
       ceil_div(rows, c.m) * ceil_div(cols, c.n * c.multicast) * c.multicast * groups;
-  const double stage = std::max(c.m * c.n / 32.0, (c.m / c.multicast + c.n) * kSwizzleBytes / 60.0);
+  const int products = c.planes * (c.planes + 1) / 2;
+  const double stage = std::max(products * c.m * c.n / 32.0,
+                                c.planes * (c.m / c.multicast + c.n) * kSwizzleBytes / 60.0);
   int64_t best = 1;
   double least = 0;
   for (int64_t parts = 1; parts <= std::max<int64_t>(stages / 8, 1) && parts <= sms; ++parts) {
@@ -52,13 +64,32 @@ bool stores_directly(const ConvProblem& p, const Sm90Spread& spread) {
          is_copyable(s.group, g.groups, 2);
 }
 
-WeightPlan plan_weights(const ConvProblem& p, bool staging, const Sm90Spread& spread = {}) {
+// The tile and kernel, by the rows.
+void choose_kernel(const ConvProblem& p, WeightPlan& plan) {
+  const bool wide = p.geometry.k > 64;
+  if (!plan.planes) {
+    const int config = kSm90ConvImageConfigs + (wide ? 0 : 1);
+    plan.tile = kSm90ConvConfigs[config];
+    plan.kernel = find_kernel(plan.mma, config, false);
+    return;
+  }
+  for (int i = 0; i < kSm90PlaneConfigCount; ++i) {
+    const Sm90PlaneConfig& c = kSm90PlaneConfigs[i];
+    if (!c.of_weights || c.tile.planes != plan.planes || (c.tile.m > 64) != wide) continue;
+    plan.tile = c.tile;
+    plan.kernel = sm90_conv_kernel_planes(i);
+  }
+}
+
+WeightPlan plan_weights(const ConvProblem& p, Operands operands, const Sm90Spread& spread = {}) {
   WeightPlan plan;
-  plan.reason = unsuitable(p);
+  const bool planes = operands == Operands::kPlanes;
+  plan.reason = planes ? planes_decline(p) : unsuitable(p);
   if (plan.reason) return plan;
   const ConvGeometry& g = p.geometry;
-  plan.mma = *mma_of(p);
+  plan.mma = planes ? Mma::kBFloat16 : *mma_of(p);
   if (plan.mma == Mma::kTf32) plan.reason = "tf32 operands along the pixels";
+  plan.planes = planes ? planes_of(p) : 0;
   const Image dy = image_of(p, false);
   plan.axes = forward_axes(g);
   if (!fits_map(plan.axes, image_of(p, true), has_d(g))) {
@@ -68,24 +99,32 @@ WeightPlan plan_weights(const ConvProblem& p, bool staging, const Sm90Spread& sp
   plan.cols = g.taps() * plan.chunks * 64;
   if (plan.cols > INT_MAX / 16) plan.reason = "too many columns";
   if (plan.reason) return plan;
-  const char* of_x = unsuitable(image_of(p, true), false);
-  const char* of_dy = unsuitable(dy, false);
-  if (!of_dy && !dy.is_matrix()) of_dy = "the gradient's pixels are no rows of a matrix";
-  plan.reason = staging_declines(staging, of_x, of_dy, g);
+  const char* of_x = planes ? nullptr : unsuitable(image_of(p, true), false);
+  const char* of_dy = planes ? nullptr : unsuitable(dy, false);
+  if (!planes) {
+    if (!of_dy && !dy.is_matrix()) of_dy = "the gradient's pixels are no rows of a matrix";
+    plan.reason = staging_declines(operands == Operands::kCopied, of_x, of_dy, g);
+  }
   if (plan.reason) return plan;
-  plan.config = kSm90ConvImageConfigs + (g.k > 64 ? 0 : 1);
+  choose_kernel(p, plan);
   plan.blocks = ceil_div(dy.pixels(), 64);
-  const int64_t parts =
-      parts_for(kSm90ConvConfigs[plan.config], g.k, plan.cols, g.groups, plan.blocks);
+  const int64_t parts = parts_for(plan.tile, g.k, plan.cols, g.groups, plan.blocks);
   plan.part_blocks = ceil_div(plan.blocks, parts);
   plan.parts = ceil_div(plan.blocks, plan.part_blocks);
-  plan.direct = plan.parts == 1 && stores_directly(p, spread);
+  plan.direct = plan.parts == 1 && !planes && stores_directly(p, spread);
   if (!plan.direct) {
     plan.workspace_bytes =
         ceil_div(plan.parts * g.groups * g.k * plan.cols, 64) * 64 * sizeof(float);
   }
   if (of_x) plan.x_stage = Stage(pixels_by_channels(p.x, image_of(p, true)), plan.workspace_bytes);
   if (of_dy) plan.dy_stage = Stage(pixels_by_channels(p.y, dy), plan.workspace_bytes);
+  if (planes) {
+    plan.x_planes = image_planes(image_of(p, true), plan.planes, g.groups, plan.workspace_bytes);
+    plan.dy_planes = image_planes(dy, plan.planes, g.groups, plan.workspace_bytes);
+    plan.workspace_bytes = std::max(plan.workspace_bytes, weights_simt_workspace_bytes(p));
+    plan.flag_at = ceil_div(plan.workspace_bytes, size_t{256}) * 256;
+    plan.workspace_bytes = plan.flag_at + 256;
+  }
   return plan;
 }
 
@@ -99,10 +138,12 @@ struct SumArgs {
   Sm90Spread spread;
   FastDiv spread_padded;
   bool accumulate;
+  const int* skip;  // optional: nothing is done where it is not 0
 };
 
 template <class T>
 __global__ void __launch_bounds__(kPartsThreads) conv_weight_sum_kernel(const SumArgs args) {
+  if (args.skip && *args.skip) return;
   int64_t c = args.share.element();
   bool there = c < args.count;
   int64_t tap = args.c.divide(c), k = args.taps.divide(tap), group = args.k.divide(k);
@@ -124,7 +165,7 @@ __global__ void __launch_bounds__(kPartsThreads) conv_weight_sum_kernel(const Su
 }
 
 void add_weight_parts(const ConvProblem& p, const WeightPlan& plan, const Sm90Spread& spread,
-                      const Launch& launch) {
+                      const int* skip, const Launch& launch) {
   const ConvGeometry& g = p.geometry;
   const int64_t w = g.window[2].kernel, hw = w * g.window[1].kernel;
   const SumArgs args{static_cast<const float*>(launch.workspace),
@@ -143,7 +184,8 @@ void add_weight_parts(const ConvProblem& p, const WeightPlan& plan, const Sm90Sp
                      PartsShare(plan.parts),
                      spread,
                      FastDiv(spread.padded),
-                     p.accumulate};
+                     p.accumulate,
+                     skip};
   dispatch_floating(p.w.dtype, [&]<class T>() {
     launch_kernel(conv_weight_sum_kernel<T>, args.share.grid(args.count), kPartsThreads, 0,
                   launch.stream, args);
@@ -153,8 +195,21 @@ void add_weight_parts(const ConvProblem& p, const WeightPlan& plan, const Sm90Sp
 void run_weights(const ConvProblem& p, const WeightPlan& plan, const Launch& launch,
                  const Sm90Spread& spread = {}) {
   const ConvGeometry& g = p.geometry;
-  const Sm90Config& c = kSm90ConvConfigs[plan.config];
+  const Sm90Config& c = plan.tile;
   Image x = image_of(p, true), dy = image_of(p, false);
+  int* flag = nullptr;
+  if (plan.planes) {
+    flag = reinterpret_cast<int*>(static_cast<uint8_t*>(launch.workspace) + plan.flag_at);
+    clear_flag(flag, launch);
+    plan.x_planes.fill(flag, launch);
+    plan.dy_planes.fill(flag, launch);
+    x = staged(x, plan.x_planes, launch);
+    dy = staged(dy, plan.dy_planes, launch);
+  }
+  // Channels of a group, and from plane to plane, as they lie.
+  const int64_t x_group = plan.planes ? padded_channels(g.c) : g.c;
+  const int64_t dy_group = plan.planes ? padded_channels(g.k) : g.k;
+  const int64_t dy_plane = dy_group * g.groups;
   for (const auto& [stage, image] :
        {std::pair(&plan.x_stage, &x), std::pair(&plan.dy_stage, &dy)}) {
     if (!stage->tensor) continue;
@@ -171,8 +226,10 @@ void run_weights(const ConvProblem& p, const WeightPlan& plan, const Launch& lau
   args.parts = static_cast<int>(plan.parts);
   args.columns.pixels = pixels_of(plan.axes, d);
   args.columns.taps = taps_of(plan.axes, g);
-  args.columns.channels = static_cast<int>(g.c);
-  args.columns.no_channel = static_cast<int>(ceil_div(x.channels, 64) * 64);
+  args.columns.channels = static_cast<int>(x_group);
+  args.columns.plane = static_cast<int>(x_group * g.groups);
+  args.columns.no_channel = static_cast<int>(padded_channels(x.channels));
+  args.skip = flag;
   args.columns.chunks = FastDiv(plan.chunks);
   set_sm90_tiles(c, plan.parts, g.groups, g.groups, args);
   const auto type = map_type(plan.mma, true);
@@ -182,8 +239,10 @@ void run_weights(const ConvProblem& p, const WeightPlan& plan, const Launch& lau
       dy.data,
       {type,
        dy.bytes,
-       {rows, static_cast<uint64_t>(dy.pixels()), groups, 1},
-       {map_stride(dy.stride[0] * dy.bytes, dy.pixels()), map_stride(g.k * dy.bytes, g.groups), 16},
+       {rows, static_cast<uint64_t>(dy.pixels()), groups,
+        static_cast<uint64_t>(std::max(plan.planes, 1))},
+       {map_stride(dy.stride[0] * dy.bytes, dy.pixels()), map_stride(dy_group * dy.bytes, g.groups),
+        map_stride(dy_plane * dy.bytes, plan.planes ? 2 : 1)},
        {64, 64}});
   CUtensorMap map_y;
   if (plan.direct) {
@@ -205,30 +264,32 @@ void run_weights(const ConvProblem& p, const WeightPlan& plan, const Launch& lau
                                            {line, part, part * plan.parts},
                                            {32, 16}});
   }
-  const Sm90Kernel kernel = find_kernel(plan.mma, plan.config, false);
-  const int clusters = std::min(sm90_clusters_at_once(kernel, c.multicast), args.tiles);
-  launch_sm90(kernel, clusters, c.multicast,
+  const int clusters = std::min(sm90_clusters_at_once(plan.kernel, c.multicast), args.tiles);
+  launch_sm90(plan.kernel, clusters, c.multicast,
               {map_dy, columns_map(x, plan.axes, d, type, 64), map_y}, args, launch.stream);
-  if (!plan.direct) add_weight_parts(p, plan, spread, launch);
+  if (!plan.direct) add_weight_parts(p, plan, spread, flag, launch);
+  if (flag) run_weights_simt_if(p, flag, launch);
   if (p.bias) add_bias_gradient(p, launch);
 }
 
-template <bool kStaging>
-constexpr Impl<ConvBackwardWeight> make_impl() {
-  return {kStaging ? "wgmma_sm90_copied" : "wgmma_sm90",
-          [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).reason; },
-          [](const ConvBackwardWeight& p) { return plan_weights(p, kStaging).workspace_bytes; },
+template <Operands kOperands>
+constexpr Impl<ConvBackwardWeight> make_impl(const char* name) {
+  return {name, [](const ConvBackwardWeight& p) { return plan_weights(p, kOperands).reason; },
+          [](const ConvBackwardWeight& p) { return plan_weights(p, kOperands).workspace_bytes; },
           [](const ConvBackwardWeight& p, const Launch& launch) {
-            run_weights(p, plan_weights(p, kStaging), launch);
+            run_weights(p, plan_weights(p, kOperands), launch);
           }};
 }
-// With images as they lie, and copied in the workspace.
-constexpr Impl<ConvBackwardWeight> kImpls[] = {make_impl<false>(), make_impl<true>()};
+constexpr Impl<ConvBackwardWeight> kImpls[] = {
+    make_impl<Operands::kAsTheyLie>("wgmma_sm90"),
+    make_impl<Operands::kCopied>("wgmma_sm90_copied"),
+    make_impl<Operands::kPlanes>("wgmma_sm90_planes"),
+};
 
 // The result's gradient may have to be copied.
 WeightPlan plan_either(const ConvProblem& p, const Sm90Spread& spread) {
-  const WeightPlan plan = plan_weights(p, false, spread);
-  return plan.reason ? plan_weights(p, true, spread) : plan;
+  const WeightPlan plan = plan_weights(p, Operands::kAsTheyLie, spread);
+  return plan.reason ? plan_weights(p, Operands::kCopied, spread) : plan;
 }
 
 }  // namespace

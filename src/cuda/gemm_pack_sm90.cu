@@ -4,7 +4,7 @@
 // the smaller stride and writing along k, 16 bytes of neighbours to a thread both times; single
 // elements where they do not lie so.
 // Planes: x = x0 + x1 + x2, each the bfloat16 nearest to what is left: 24 bits and more, so that the
-// sum is x itself.
+// sum is x itself. Of two planes: 16 bits.
 // Bound by memory: each element is read once and written once (6 bytes for a float32).
 #include "cuda/gemm_pack.h"
 
@@ -24,7 +24,7 @@ constexpr int kTile = 64, kThreads = 256;
 
 struct Args {
   Pack pack;
-  int64_t pitch, tiles_r, tiles_k;
+  int64_t tiles_r, tiles_k;
   bool along_k;  // k has the smaller stride
   bool wide;     // 16 bytes of neighbours are aligned wherever they begin at a multiple
 };
@@ -81,7 +81,6 @@ __device__ __forceinline__ void read_run(const Args& args, const T* from, int64_
 template <class T, bool kPlanes, bool kComposed>
 __global__ void __launch_bounds__(kThreads) pack_kernel(const Args args, void* to) {
   using E = std::conditional_t<kPlanes, BFloat16, T>;  // what is written
-  constexpr int kCount = kPlanes ? 3 : 1;
   constexpr int kRead = 16 / sizeof(T), kReads = kTile * kTile / kRead / kThreads;
   constexpr int kWrite = 16 / sizeof(E), kWrites = kTile * kTile / kWrite / kThreads;
   __shared__ T tile[kTile][kTile + 1];
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const Args args, void* t
   for (int64_t i = blockIdx.x; i < tiles; i += gridDim.x) {
     const int64_t line = quotient(i, args.tiles_k), item = quotient(line, args.tiles_r);
     const int64_t r0 = (line - item * args.tiles_r) * kTile, k0 = (i - line * args.tiles_k) * kTile;
-    int64_t at[1];
+    int64_t at[2];
     p.items.offsets(item, at);
     const T* from = static_cast<const T*>(p.from) + at[0];
     Vec<T, kRead> runs[kReads];
@@ -124,8 +123,7 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const Args args, void* t
       const int n = threadIdx.x + j * kThreads;
       const int r = n / (kTile / kWrite), first = n % (kTile / kWrite) * kWrite;
       if (r0 + r >= p.rows) continue;
-      const int64_t to_line = item * kCount * p.rows + r0 + r;
-      E* place = static_cast<E*>(to) + to_line * args.pitch + k0 + first;
+      E* place = static_cast<E*>(to) + at[1] + (r0 + r) * p.to_row + k0 + first;
       if constexpr (kPlanes) {
         uint32_t words[3][4];
 #pragma unroll
@@ -138,7 +136,9 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const Args args, void* t
 #pragma unroll
         for (int plane = 0; plane < 3; ++plane) {
           const auto& w = words[plane];
-          store_16(place + plane * p.rows * args.pitch, make_uint4(w[0], w[1], w[2], w[3]));
+          if (plane < p.planes) {
+            store_16(place + plane * p.to_plane, make_uint4(w[0], w[1], w[2], w[3]));
+          }
         }
       } else {
         alignas(16) T row[kWrite];
@@ -165,8 +165,8 @@ bool is_wide(const Pack& p, bool along_k) {
 
 void run_pack(const Pack& p, void* to, void* stream) {
   const bool along_k = p.k.ndim == 0 || std::abs(p.k.stride[0][p.k.ndim - 1]) <= std::abs(p.row);
-  const Args args{p,       p.pitch(),          ceil_div(p.rows, kTile), ceil_div(p.k.numel, kTile),
-                  along_k, is_wide(p, along_k)};
+  const Args args{p, ceil_div(p.rows, kTile), ceil_div(p.k.numel, kTile), along_k,
+                  is_wide(p, along_k)};
   const int64_t tiles = p.items.numel * args.tiles_r * args.tiles_k;
   const auto pick = [&]<bool kComposed>() {
     return p.planes               ? pack_kernel<uint32_t, true, kComposed>

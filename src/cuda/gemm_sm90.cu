@@ -79,13 +79,19 @@ Pack pack_of(const Gemm& g, const Operand& o, bool planes) {
   p.row = o.row;
   for (int d = 0; d < g.k.ndim; ++d) p.k.push(g.k.shape[d], {g.k.stride[o.which][d]});
   p.k.numel = g.k.numel;
-  for (int d = 0; d < g.batch.ndim; ++d) {
-    if (g.batch.stride[o.which][d] != 0) {
-      p.items.push(g.batch.shape[d], {g.batch.stride[o.which][d]});
-    }
-  }
   p.element_bytes = o.bytes;
-  p.planes = planes;
+  p.planes = planes ? 3 : 0;
+  // [items][planes][rows][pitch]
+  p.to_row = p.pitch();
+  p.to_plane = p.rows * p.to_row;
+  const int64_t* strides = g.batch.stride[o.which];
+  int64_t to_item = p.to_plane * std::max(p.planes, 1);
+  for (int d = 0; d < g.batch.ndim; ++d) to_item *= strides[d] ? g.batch.shape[d] : 1;
+  for (int d = 0; d < g.batch.ndim; ++d) {
+    if (strides[d] == 0) continue;
+    to_item /= g.batch.shape[d];
+    p.items.push(g.batch.shape[d], {strides[d], to_item});
+  }
   return p;
 }
 
@@ -492,8 +498,8 @@ CUtensorMap map_matrix(const Gemm& g, void* data, int which, int bytes, int64_t 
 
 CUtensorMap map_packed(const Gemm& g, void* data, int which, int bytes, const Pack& p,
                        uint32_t box_outer, MapSteps& steps, bool tf32) {
-  const int planes = p.planes ? 3 : 1;
-  const uint64_t line = p.pitch() * bytes;
+  const int planes = std::max(p.planes, 1);
+  const uint64_t line = p.to_row * bytes;
   const TensorMapShape shape{map_type(bytes, tf32),
                              bytes,
                              {static_cast<uint64_t>(p.k.numel), static_cast<uint64_t>(p.rows),

@@ -19,7 +19,8 @@
 // way out.
 // Float32 in full precision: operands come as three bfloat16 planes x = x0 + x1 + x2 (see
 // gemm_pack_sm90.cu); six products x_i y_j with i + j <= 2, smallest first, and the sums of each 64 of k
-// are added to those in float32 registers, since wgmma's own additions round towards zero.
+// are added to those in float32 registers, since wgmma's own additions round towards zero. With two
+// planes, three products of 16 bits.
 // float8 with scales along k: sums of 128 of k are scaled and added in the same way.
 // Bound by the tensor cores for large m, n and k, by memory for thin products.
 // A sum is one chain of instructions in the order of k, whatever the tile: unless k is split, a
@@ -138,10 +139,12 @@ __device__ __forceinline__ void release(Barrier* empty) {
   }
 }
 
-// The instructions for one stage of one pair of planes. `row`: first row of this consumer.
-template <class T>
-__device__ __forceinline__ void multiply_stage(Sm90Sums<T>& sums, const uint8_t* a,
-                                               const uint8_t* b, int row, bool add) {
+// The instructions for one stage of one pair of planes, or of one with two that lie below each other in
+// shared memory. `row`: first row of this consumer.
+template <class T, int kRegisters>
+__device__ __forceinline__ void multiply_stage(MmaSum<T::kMma> (&sums)[T::kMmas][kRegisters],
+                                               const uint8_t* a, const uint8_t* b, int row,
+                                               bool add) {
   const uint64_t desc_b = operand_descriptor<T::kBAlongK>(b, T::kDepth);
 #pragma unroll
   for (int step = 0; step < kSwizzleBytes / kMmaBytes; ++step) {
@@ -150,9 +153,47 @@ __device__ __forceinline__ void multiply_stage(Sm90Sums<T>& sums, const uint8_t*
       // 64 rows are 64 rows of shared memory along k, and one chunk along rows: the same bytes.
       const uint64_t desc_a =
           operand_descriptor<T::kAAlongK>(a + (row + 64 * i) * kSwizzleBytes, T::kDepth);
-      Wgmma<T::kMma, T::C.n, !T::kAAlongK, !T::kBAlongK>::run(
+      Wgmma<T::kMma, 2 * kRegisters, !T::kAAlongK, !T::kBAlongK>::run(
           sums[i], desc_a + step * kDescriptorStep<T::kAAlongK>,
           desc_b + step * kDescriptorStep<T::kBAlongK>, add || step > 0);
+    }
+  }
+}
+
+// The sums of a stage that are added in registers. Paired: those with b's planes 0 and 1, and others.
+template <class T>
+struct Sm90StageSums {
+  MmaSum<T::kMma> first[T::kMmas][T::C.n / 2 * (T::kPaired ? 2 : 1)];
+  MmaSum<T::kMma> other[T::kMmas][T::kPaired ? T::C.n / 2 : 1];
+
+  __device__ __forceinline__ MmaSum<T::kMma> at(int i, int j) const {
+    if constexpr (T::kPaired) return first[i][j] + (first[i][j + T::C.n / 2] + other[i][j]);
+    return first[i][j];
+  }
+};
+
+// The products of planes i and j with i + j < planes, smaller ones first.
+template <class T>
+__device__ __forceinline__ void multiply_planes(Sm90StageSums<T>& sums, const Sm90Shared<T>& shared,
+                                                int stage, int row) {
+  constexpr int kLast = T::C.planes - 1;
+  if constexpr (T::kPaired) {
+    static_assert(T::C.planes == 2 || T::C.planes == 3);
+    multiply_stage<T>(sums.other, shared.a(stage, kLast), shared.b(stage), row, false);
+    if constexpr (kLast == 2) {
+      multiply_stage<T>(sums.other, shared.a(stage), shared.b(stage, kLast), row, true);
+      multiply_stage<T>(sums.first, shared.a(stage, 1), shared.b(stage), row, false);
+    }
+    multiply_stage<T>(sums.first, shared.a(stage), shared.b(stage), row, kLast == 2);
+  } else {
+#pragma unroll
+    for (int sum = kLast; sum >= 0; --sum) {
+#pragma unroll
+      for (int i = 0; i <= sum; ++i) {  // from the outside in
+        const int of_a = i % 2 == 0 ? i / 2 : sum - i / 2;
+        multiply_stage<T>(sums.first, shared.a(stage, of_a), shared.b(stage, sum - of_a), row,
+                          sum < kLast || i > 0);
+      }
     }
   }
 }
@@ -242,18 +283,13 @@ __device__ __forceinline__ void multiply_promoted(Sm90Sums<T>& sums, const Sm90A
                                                   RingPosition<T::C.stages>& ring, int row,
                                                   int consumer) {
   RingPosition<T::C.stages> ahead = ring;
-  const auto issue = [&](Sm90Sums<T>& part) {
+  const auto issue = [&](Sm90StageSums<T>& part) {
     barrier_wait(&shared.full[ahead.stage], ahead.parity);
     wgmma_fence();
-    if constexpr (T::C.planes == 3) {
-      constexpr int kPairs[][2] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}, {0, 0}};
-#pragma unroll
-      for (int p = 0; p < 6; ++p) {
-        multiply_stage<T>(part, shared.a(ahead.stage, kPairs[p][0]),
-                          shared.b(ahead.stage, kPairs[p][1]), row, p > 0);
-      }
+    if constexpr (T::C.planes > 1) {
+      multiply_planes<T>(part, shared, ahead.stage, row);
     } else {
-      multiply_stage<T>(part, shared.a(ahead.stage), shared.b(ahead.stage), row, false);
+      multiply_stage<T>(part.first, shared.a(ahead.stage), shared.b(ahead.stage), row, false);
     }
     wgmma_commit();
     ahead.advance();
@@ -264,12 +300,12 @@ __device__ __forceinline__ void multiply_promoted(Sm90Sums<T>& sums, const Sm90A
     ring.advance();
     ++block;
   };
-  const auto add = [&](const Sm90Sums<T>& part) {
+  const auto add = [&](const Sm90StageSums<T>& part) {
     done();
 #pragma unroll
     for (int i = 0; i < T::kMmas; ++i) {
 #pragma unroll
-      for (int j = 0; j < T::C.n / 2; ++j) sums[i][j] += part[i][j];
+      for (int j = 0; j < T::C.n / 2; ++j) sums[i][j] += part.at(i, j);
     }
   };
 #pragma unroll
@@ -278,11 +314,11 @@ __device__ __forceinline__ void multiply_promoted(Sm90Sums<T>& sums, const Sm90A
     for (int j = 0; j < T::C.n / 2; ++j) sums[i][j] = 0;
   }
   if (block == tile.k_end) return;
-  Sm90Sums<T> even;
+  Sm90StageSums<T> even;
   constexpr bool kMatrices = T::kOperands == Sm90Operands::kMatrices;
   constexpr bool kScalable = T::C.planes == 1 && T::C.n == 128 && kMatrices;
-  // Not enough registers for two parts: three planes, or a loader of columns beside the full epilogue.
-  constexpr bool kOnePart = T::C.planes == 3 || (!kMatrices && T::C.full);
+  // Not enough registers for two parts: planes, or a loader of columns beside the full epilogue.
+  constexpr bool kOnePart = T::C.planes > 1 || (!kMatrices && T::C.full);
   if (kOnePart || (kScalable && (args.scale_row.along_depth() || args.scale_col.along_depth()))) {
     while (block < tile.k_end) {
       issue(even);
@@ -292,11 +328,11 @@ __device__ __forceinline__ void multiply_promoted(Sm90Sums<T>& sums, const Sm90A
         add(even);
       } else {
         done();
-        add_scaled<T>(sums, even, args, tile, shared, consumer, row, k);
+        add_scaled<T>(sums, even.first, args, tile, shared, consumer, row, k);
       }
     }
   } else if constexpr (!kOnePart) {
-    Sm90Sums<T> odd;
+    Sm90StageSums<T> odd;
     issue(even);
     while (block + 2 < tile.k_end) {
       issue(odd);
@@ -443,7 +479,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
                      const __grid_constant__ typename T::Args args) {
   extern __shared__ __align__(1024) uint8_t raw[];
   constexpr bool kCluster = T::C.multicast > 1 || T::C.cluster_k;
-  if constexpr (T::C.planes == 3) {
+  if constexpr (T::C.planes > 1) {
     if (*args.skip) return;
   }
   const Sm90Shared<T> shared(raw);

@@ -217,7 +217,7 @@ class Sm90Output {
   __device__ bool is_straight(const Sm90Tile& t) const {
     const bool whole = !T::C.full || args_.groups.along == Groups::Along::kNone ||
                        t.m + T::C.m <= t.m_end;  // a box may not reach into another group's rows
-    return whole && (features_ & kStraight);
+    return !T::kElements && whole && (features_ & kStraight);
   }
 
   // The same as finish() below for the usual epilogues, without a loop.
@@ -278,7 +278,7 @@ class Sm90Output {
 
   __device__ void end() {
     if (T::kToBytes && (features_ & kBytes) && args_.e.amax) raise_amax(args_.e.amax, largest_);
-    if (is_leader()) tma_store_wait_read<0>();
+    if (!T::kElements && is_leader()) tma_store_wait_read<0>();
   }
 
  private:
@@ -293,7 +293,7 @@ class Sm90Output {
 
   // A slab to write to: it has been stored, and no thread reads it any more.
   __device__ uint8_t* free_slab() {
-    if (is_leader()) tma_store_wait_read<T::kSlabs - 1>();
+    if (is_leader()) tma_store_wait_read<(T::kSlabs > 1 ? 1 : 0)>();
     sync_slab();
     return slab();
   }
@@ -398,6 +398,14 @@ class Sm90Output {
   // A chunk into a slab, which is stored with its last chunk.
   __device__ __forceinline__ void store_chunk(const Sm90Tile& t, int row, int col,
                                               const float (&v)[T::kChunk / 2]) {
+    if constexpr (T::kElements) {
+      store_elements(t, row, col, v);
+    } else {
+      store_in_slab(t, row, col, v);
+    }
+  }
+  __device__ __forceinline__ void store_in_slab(const Sm90Tile& t, int row, int col,
+                                                const float (&v)[T::kChunk / 2]) {
     const int columns = is_wide()                             ? T::kChunk
                         : T::kToBytes && (features_ & kBytes) ? T::kSlabColumns8
                                                               : T::kSlabColumns16;  // powers of 2
@@ -435,6 +443,30 @@ class Sm90Output {
     }
     const int at[4] = {inner, outer, at_y_[2], at_y_[3]};
     tma_store(&map_y_, from, at);
+  }
+  // Of a convolution of float32: wherever elements of the result are. Eight rows of a fragment lie
+  // together where pixels are neighbours, eight columns where channels are: 32 bytes either way.
+  __device__ __forceinline__ void store_elements(const Sm90Tile& t, int row, int col,
+                                                 const float (&v)[T::kChunk / 2]) const {
+    const auto& y = args_.elements;
+    const int n = t.n + col + lane_ % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int m = t.m + row + warp_ * 16 + lane_ / 4 + 8 * half;
+      if (m >= t.m_end) continue;
+      float* to = y.at(args_.result, m) + t.item * y.group + n * y.channel;
+#pragma unroll
+      for (int j = 0; j < T::kChunk / 8; ++j, to += 8 * y.channel) {
+        const float pair[2] = {v[4 * j + 2 * half], v[4 * j + 2 * half + 1]};
+        const int left = t.n_end - n - 8 * j;
+        if (y.in_pairs) {
+          if (left > 0) *reinterpret_cast<float2*>(to) = make_float2(pair[0], pair[1]);
+        } else {
+          if (left > 0) to[0] = pair[0];
+          if (left > 1) to[y.channel] = pair[1];
+        }
+      }
+    }
   }
   // Of a convolution: rows are pixels that have no common stride.
   __device__ void store_pixels(const uint8_t* from, int channel, int pixel) {

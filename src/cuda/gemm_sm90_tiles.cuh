@@ -22,11 +22,16 @@ struct Sm90Traits {
   static constexpr int kThreads = 128 * (1 + C.consumers);
   static constexpr int kStageA = C.m * kSwizzleBytes, kStageB = C.n * kSwizzleBytes;  // of a plane
   static constexpr int kStage = C.planes * (kStageA + kStageB);
+  // b's planes 0 and 1 are multiplied together, as so many columns: narrow tiles would be bound by
+  // a's way from shared memory.
+  static constexpr bool kPaired = C.planes > 1 && C.n <= 64;
   // Columns that are finished at a time, and columns of a slab of y on its way out.
   static constexpr int kChunk = C.n < 32 ? C.n : 32;
   static constexpr int kSlabColumns16 = C.n < 64 ? C.n : 64, kSlabColumns8 = 128;
-  static constexpr int kSlab = 64 * kSwizzleBytes;    // of a consumer, 16 rows for each warp
-  static constexpr int kSlabs = C.cluster_k ? 1 : 2;  // of each consumer
+  static constexpr int kSlab = 64 * kSwizzleBytes;  // of a consumer, 16 rows for each warp
+  // y leaves element by element and not in slabs.
+  static constexpr bool kElements = kOperands == Sm90Operands::kColumnsA && C.planes > 1;
+  static constexpr int kSlabs = kElements ? 0 : C.cluster_k ? 1 : 2;  // of each consumer
   // Arrivals that free a stage: of each warp that multiplies it, in each block that shares it.
   static constexpr int kReaders = 4 * (C.ping_pong ? 1 : C.consumers) * C.multicast;
   // What a consumer keeps for each column: a bias, and a factor where operands have scales.
