@@ -141,7 +141,9 @@ class Gradient:
         plan = self._plan(tuple(map(_any, flags)) if self.operator.has_lists else tuple(flags))
         pool = dict(zip(self.names, (*ctx.saved_tensors, *ctx.others, *gradients), strict=True))
         pool.update(plan.known)
-        if ctx.images:
+        # What follows dy is right where that is channels last and nothing else.
+        by_name = ctx.images and not is_channels_last(gradients[0])
+        if by_name:
             pool.update({n: _channels_last(pool[n]) for n in ctx.images}, layout="NHWC")
         for call in plan.calls:
             results = call.function(*[pool[a] for a in call.arguments])
@@ -150,7 +152,7 @@ class Gradient:
             else:
                 pool.update(zip(call.results, results, strict=True))
         results = [None if n is None else self._of(n, pool) for n in plan.wanted]
-        if not ctx.images:
+        if not by_name:
             return results
         return [
             g.movedim(-1, 1) if n in self.operator.row.images else g

@@ -28,7 +28,7 @@ _AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeyS
     _C.DispatchKey.AutocastCUDA
 )
 _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
-_NO_TENSORS = frozenset((bool, int, float, str, type(None), torch.dtype))
+_NO_TENSORS = frozenset((bool, int, float, str, type(None), torch.dtype, tuple, torch.Size))
 
 
 def register(rows: Sequence[Op]) -> None:
@@ -253,8 +253,8 @@ def _is_eager(args: Sequence[Any]) -> bool:
         if kind in _PLAIN_TYPES:
             if a.is_meta:
                 return False
-        elif kind in _NO_TENSORS:  # asking isinstance() takes as long as all the rest
-            continue
+        elif kind in _NO_TENSORS or (kind is list and (not a or type(a[0]) in _NO_TENSORS)):
+            continue  # asking isinstance() takes as long as all the rest
         elif isinstance(a, Tensor) or (
             isinstance(a, list) and a and isinstance(a[0], Tensor) and not _is_eager(a)
         ):
