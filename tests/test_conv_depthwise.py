@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from test_conv import Case, check
 
@@ -40,7 +41,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def depthwise(gpu):
-    _dlkern.set_implementations("depthwise,direct")  # direct: gradients of weights
+    _dlkern.set_implementations("depthwise")
     yield
     _dlkern.set_implementations("")
 
@@ -49,15 +50,6 @@ def depthwise(gpu):
 @pytest.mark.parametrize("name", CASES)
 def test_all_directions(gpu, dtype, rng, name):
     case = replace(CASES[name], layout="NHWC")
-    x, w, _, _, dy = (
-        gpu.array(case.place(a) if a.ndim > 1 else a) for a in case.arrays(rng, dtype)
-    )
-    for op, arguments in (
-        (dlkern.conv, (x, w)),
-        (dlkern.conv_backward_input, (dy, w, x.shape)),
-    ):
-        (plan,) = dlkern.explain(op, *arguments, **case.arguments)
-        assert plan.implementation == "depthwise"
     check(gpu, dtype, rng, case)
 
 
@@ -70,3 +62,35 @@ def test_images_one_by_one(gpu, rng, memory):
     for i in range(case.batch):
         one = dlkern.conv(gpu.array(x[i : i + 1]), gpu.array(w), **case.arguments)
         assert y[i : i + 1].tobytes() == gpu.numpy(one).tobytes()
+
+
+def test_repetitions(gpu, rng):
+    """Bit-identical results of all directions."""
+    case = replace(CASES["3x3"], batch=40, layout="NHWC")
+    x, w, b, _, dy = (gpu.array(case.place(a) if a.ndim > 1 else a)
+                      for a in case.arrays(rng, "bfloat16"))  # fmt: skip
+
+    def run():
+        return (
+            dlkern.conv(x, w, b, **case.arguments),
+            dlkern.conv_backward_input(dy, w, x.shape, **case.arguments),
+            *dlkern.conv_backward_weight(dy, x, w.shape, bias=True, **case.arguments),
+        )
+
+    first = [gpu.numpy(a) for a in run()]
+    for _ in range(100):
+        for before, now in zip(first, run(), strict=True):
+            assert before.tobytes() == gpu.numpy(now).tobytes()
+
+
+def test_accumulate(gpu, rng):
+    case = replace(CASES["5x5"], layout="NHWC")
+    x, w, b, _, dy = (a if a.ndim == 1 else case.place(a) for a in case.arrays(rng, "float32"))
+    dw, db = dlkern.conv_backward_weight(gpu.array(dy), gpu.array(x), w.shape, bias=True,
+                                         **case.arguments)  # fmt: skip
+    dw, db = gpu.numpy(dw), gpu.numpy(db)
+    out, out_bias = gpu.array(w), gpu.array(b)
+    dlkern.conv_backward_weight(gpu.array(dy), gpu.array(x), w.shape, bias=True, accumulate=True,
+                                out=out, out_bias=out_bias, **case.arguments)  # fmt: skip
+    np.testing.assert_array_equal(gpu.numpy(out), w + dw)
+    np.testing.assert_array_equal(gpu.numpy(out_bias), b + db)

@@ -42,7 +42,7 @@ ImplList<ConvBackwardInput> gpu_impls<ConvBackwardInput>() {
 template <>
 ImplList<ConvBackwardWeight> gpu_impls<ConvBackwardWeight>() {
   static const auto all = joined<ConvBackwardWeight>(
-      {conv_backward_weight_pointwise_impls(),
+      {conv_backward_weight_depthwise_impls(), conv_backward_weight_pointwise_impls(),
 #if DLKERN_WITH_SM90
        conv_backward_weight_few_channels_sm90_impls(), conv_backward_weight_sm90_impls(),
 #endif

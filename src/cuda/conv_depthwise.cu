@@ -39,7 +39,7 @@ struct Args {
       : axis{{p.geometry, 0, inverse}, {p.geometry, 1, inverse}, {p.geometry, 2, inverse}},
         tiles(p.geometry, axis, channels_of(p, inverse),
               kPixelBytes / static_cast<int>(dtype_size(p.x.dtype)), high, wide,
-              weight_bytes(p, inverse), false),
+              PixelTiles::kMostPieces, weight_bytes(p, inverse), false),
         image((inverse ? p.y : p.x).data),
         bias(p.bias.data),
         result((inverse ? p.x : p.y).data),
@@ -229,18 +229,10 @@ __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
   }
 }
 
-template <class T, int kHigh, int kWide, int KW, int M, bool kVectors>
-void launch(const ConvProblem& p, bool inverse, const Launch& launch) {
-  const Args args(p, inverse, kHigh, kWide);
-  launch_kernel(conv_depthwise_kernel<T, kHigh, kWide, KW, M, kVectors>,
-                static_cast<unsigned>(args.tiles.count(p.geometry.batch)), args.tiles.threads(),
-                args.tiles.source_bytes() + Args::weight_bytes(p, inverse), launch.stream, args);
-}
-
-template <class T>
-void launch_any(const ConvProblem& p, bool inverse, const Launch& to) {
-  if ((inverse ? p.x : p.y).numel() == 0) return;
-  if (!has_vectors(p)) return launch<T, 1, 8, 0, 0, false>(p, inverse, to);
+// f.operator()<pixels' rows, columns, taps in a row, step, vectors>() with what a problem takes.
+template <class T, class F>
+auto with_pixels(const ConvProblem& p, bool inverse, F&& f) {
+  if (!has_vectors(p)) return f.template operator()<1, 8, 0, 0, false>();
   if constexpr (sizeof(T) < 8) {
     const Window& w = p.geometry.window[2];
     const int64_t step = inverse ? 1 : w.stride / std::gcd(w.stride, w.dilation);
@@ -248,31 +240,46 @@ void launch_any(const ConvProblem& p, bool inverse, const Launch& to) {
     const auto is = [&](int64_t taps, int64_t step_) {
       return w.kernel == taps && step == step_ && !(inverse && w.stride > 1);
     };
-    if (is(4, 1) && flat) return launch<T, 1, 8, 4, 1, true>(p, inverse, to);
-    if (!flat) {
-      if (is(3, 1)) return launch<T, 4, 4, 3, 1, true>(p, inverse, to);
-      if (is(3, 2)) return launch<T, 4, 4, 3, 2, true>(p, inverse, to);
-      if (is(5, 1)) return launch<T, 4, 4, 5, 1, true>(p, inverse, to);
-      if (is(5, 2)) return launch<T, 4, 4, 5, 2, true>(p, inverse, to);
-      if (is(7, 1)) return launch<T, 4, 4, 7, 1, true>(p, inverse, to);
-    }
+    if (is(4, 1) && flat) return f.template operator()<1, 8, 4, 1, true>();
+    if (is(3, 1) && !flat) return f.template operator()<4, 4, 3, 1, true>();
+    if (is(3, 2) && !flat) return f.template operator()<4, 4, 3, 2, true>();
+    if (is(5, 1) && !flat) return f.template operator()<4, 4, 5, 1, true>();
+    if (is(5, 2) && !flat) return f.template operator()<4, 4, 5, 2, true>();
+    if (is(7, 1) && !flat) return f.template operator()<4, 4, 7, 1, true>();
   }
-  launch<T, 1, 8, 0, 0, true>(p, inverse, to);
+  return f.template operator()<1, 8, 0, 0, true>();
+}
+
+int64_t shared_bytes(const Args& args, const ConvProblem& p, bool inverse) {
+  return args.tiles.source_bytes() + Args::weight_bytes(p, inverse);
+}
+
+template <class T>
+void launch(const ConvProblem& p, bool inverse, const Launch& launch) {
+  if ((inverse ? p.x : p.y).numel() == 0) return;
+  with_pixels<T>(p, inverse, [&]<int kHigh, int kWide, int KW, int M, bool kVectors>() {
+    const Args args(p, inverse, kHigh, kWide);
+    launch_kernel(conv_depthwise_kernel<T, kHigh, kWide, KW, M, kVectors>,
+                  static_cast<unsigned>(args.tiles.count(p.geometry.batch)), args.tiles.threads(),
+                  shared_bytes(args, p, inverse), launch.stream, args);
+  });
 }
 
 const char* unsuitable(const ConvProblem& p, bool inverse) {
   if (const char* reason = fused_work_declines(p)) return reason;
   if (const char* reason = not_depthwise(p, inverse)) return reason;
   if ((inverse ? p.x : p.y).numel() == 0) return nullptr;
-  const Args args(p, inverse, 4, 8);  // the most that any kernel needs
-  return args.tiles.source_bytes() + Args::weight_bytes(p, inverse) > PixelTiles::kSharedBytes
-             ? "more taps than shared memory has room for"
-             : nullptr;
+  const int64_t bytes = dispatch_floating(p.x.dtype, [&]<class T>() {
+    return with_pixels<T>(p, inverse, [&]<int kHigh, int kWide, int, int, bool>() {
+      return shared_bytes(Args(p, inverse, kHigh, kWide), p, inverse);
+    });
+  });
+  return bytes > PixelTiles::kSharedBytes ? "more taps than shared memory has room for" : nullptr;
 }
 
 template <bool kInverse>
 void run(const ConvProblem& p, const Launch& to) {
-  dispatch_floating(p.x.dtype, [&]<class T>() { launch_any<T>(p, kInverse, to); });
+  dispatch_floating(p.x.dtype, [&]<class T>() { launch<T>(p, kInverse, to); });
 }
 
 constexpr Impl<ConvForward> kForward[] = {

@@ -99,12 +99,13 @@ struct PixelTiles {
   FastDiv across;                   // pieces of a row
   int pieces;                       // of a tile
   int source_rows, source_columns;  // that it meets, at most
-  FastDiv by_source_column;
+  FastDiv by_source_column, by_column;
   FastDiv by_channels, by_columns, by_rows, by_slices;  // tiles along each
 
-  // other_bytes: of shared memory, beside those of the source. with_own: the tile's own pixels lie there, too.
+  // most_pieces: about so many are in a tile. other_bytes: of shared memory, beside those of the source.
+  // with_own: the tile's own pixels lie there, too.
   PixelTiles(const ConvGeometry& g, const RunAxis (&axis)[3], int64_t channels, int tile_channels,
-             int high, int wide, int64_t other_bytes, bool with_own) {
+             int high, int wide, int64_t most_pieces, int64_t other_bytes, bool with_own) {
     const auto even = [](int64_t extent, int64_t most, int unit) {
       const int64_t each = ceil_div(extent, ceil_div(extent, most));
       return static_cast<int>(ceil_div(each, unit) * unit);
@@ -113,7 +114,7 @@ struct PixelTiles {
                    std::max(32, kMostPieces * wide / (axis[1].longest == 1 ? 1 : 2)), wide);
     source_columns = axis[2].reach(columns, static_cast<int>(g.window[2].kernel));
     across = FastDiv(columns / wide);
-    int64_t groups = std::max<int64_t>(kMostPieces / across.divisor(), 1);
+    int64_t groups = std::max<int64_t>(most_pieces / across.divisor(), 1);
     const auto fits = [&] {
       return other_bytes + bytes(axis[1], groups * high, g, with_own) <= kSharedBytes;
     };
@@ -122,6 +123,7 @@ struct PixelTiles {
     source_rows = axis[1].reach(rows, static_cast<int>(g.window[1].kernel));
     pieces = static_cast<int>(across.divisor()) * (rows / high);
     by_source_column = FastDiv(source_columns);
+    by_column = FastDiv(columns);
     by_channels = FastDiv(ceil_div(channels, tile_channels));
     by_columns = FastDiv(axis[2].pieces(columns));
     by_rows = FastDiv(axis[1].pieces(rows));
@@ -133,6 +135,7 @@ struct PixelTiles {
            by_slices.divisor();
   }
   int64_t source_bytes() const { return int64_t{source_rows} * source_columns * kPixelBytes; }
+  int64_t own_bytes() const { return int64_t{rows} * columns * kPixelBytes; }
   int64_t bytes(const RunAxis& down, int64_t high, const ConvGeometry& g, bool with_own) const {
     const int64_t of_source =
         down.reach(static_cast<int>(high), static_cast<int>(g.window[1].kernel));
