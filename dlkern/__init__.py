@@ -62,9 +62,11 @@ from dlkern.conv import (
     conv,
     conv_backward_input,
     conv_backward_weight,
+    conv_bias_act,
     conv_transpose,
     conv_transpose_backward_input,
     conv_transpose_backward_weight,
+    conv_transpose_bias_act,
 )
 from dlkern.conv_scaled import scaled_conv
 from dlkern.dropout import dropout, dropout_backward
@@ -209,9 +211,11 @@ __all__ = [
     "conv",
     "conv_backward_input",
     "conv_backward_weight",
+    "conv_bias_act",
     "conv_transpose",
     "conv_transpose_backward_input",
     "conv_transpose_backward_weight",
+    "conv_transpose_bias_act",
     "cross_entropy",
     "cross_entropy_backward",
     "cross_entropy_with_grad",

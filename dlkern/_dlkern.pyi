@@ -212,6 +212,8 @@ def batch_norm_training(
     activation: Any,
     momentum: Any,
     num_batches_tracked: Any,
+    mean: Any,
+    var: Any,
     eps: Any,
     layout: Any,
     out: Any,
@@ -458,6 +460,24 @@ def update_loss_scale(
 # conv.pxi
 def conv(
     x: Any, weight: Any, bias: Any, transposed: bool, window: tuple, out: Any, stream: Any
+) -> Any: ...
+def conv_bias_act(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    scale: Any,
+    residual: Any,
+    activation: Any,
+    alpha: Any,
+    preactivation: bool,
+    stats: bool,
+    transposed: bool,
+    window: tuple,
+    out: Any,
+    out_preactivation: Any,
+    out_mean: Any,
+    out_var: Any,
+    stream: Any,
 ) -> Any: ...
 def conv_backward_input(
     dy: Any, weight: Any, input_shape: Any, transposed: bool, window: tuple, out: Any, stream: Any

@@ -78,6 +78,87 @@ def conv(
     return _dlkern.conv(x, weight, bias, False, window, out, stream)
 
 
+def conv_bias_act(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    scale: Any = None,
+    residual: Any = None,
+    activation: str | None = None,
+    alpha: float | None = None,
+    preactivation: bool = False,
+    return_stats: bool = False,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    precision: Precision = "ieee",
+    out: Any = None,
+    out_preactivation: Any = None,
+    out_mean: Any = None,
+    out_var: Any = None,
+    stream: Any = None,
+) -> Any:
+    r"""Convolution with what follows it in one pass: batch norm in inference, a residual, an activation.
+
+    .. math:: z_k = \mathrm{scale}_k \, (x * w)_k + \mathrm{bias}_k + \mathrm{residual},
+              \quad y = f(z)
+
+    The residual comes before the activation, as in cuDNN's fused convolution and in the blocks of
+    residual networks; in :func:`linear` it comes behind it. Batch norm with given statistics is
+    ``scale = weight / sqrt(running_var + eps)``, ``bias = bias - running_mean * scale``.
+
+    Parameters
+    ----------
+    x, weight : array
+        As for :func:`conv`.
+    bias, scale : array, optional
+        [K], both of x's dtype or, beside 16-bit x, of float32.
+    residual : array, optional
+        Shape and dtype of y.
+    activation : str, optional
+        f: one of the names of :func:`activation`; None is the identity.
+    alpha : float, optional
+        Parameter of leaky_relu, elu or softplus; default: theirs.
+    preactivation : bool
+        Return z too, for the gradient.
+    return_stats : bool
+        Return the statistics of y that :func:`batch_norm_training` takes as `stats`, and so need not
+        read y for. They are of y as it is stored, and exact however large the mean is beside the
+        deviation.
+    stride, padding, dilation, groups, layout, precision, stream
+        As for :func:`conv`.
+    out, out_preactivation, out_mean, out_var : array, optional
+        Written instead of new arrays; that of an array which is not asked for asks for it.
+
+    Returns
+    -------
+    y : array
+        As from :func:`conv`. Rounded once, from the sums; where no kernel of a GPU does all of what
+        is asked for, 16-bit sums are rounded before the rest as well (:func:`explain` then says
+        "separate_passes").
+    z : array
+        With `preactivation`: like y.
+    mean, var : array
+        With `return_stats`: [K], the variance being the biased one; float64 for float64 and float32
+        for all others. NaN where y has no elements.
+
+    Raises
+    ------
+    ValueError
+        Wrong shape, device, window or activation, no output position, or an output that cannot be
+        written.
+    TypeError
+        Wrong dtype, or not an array.
+    """
+    window = (stride, padding, dilation, groups, layout, precision, 0)
+    return _bias_act(x, weight, bias, scale, residual, activation, alpha, preactivation,
+                     return_stats, False, window, out, out_preactivation, out_mean, out_var,
+                     stream)  # fmt: skip
+
+
 def conv_backward_input(
     dy: Any,
     weight: Any,
@@ -211,6 +292,41 @@ def conv_transpose(
     return _dlkern.conv(x, weight, bias, True, window, out, stream)
 
 
+def conv_transpose_bias_act(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    scale: Any = None,
+    residual: Any = None,
+    activation: str | None = None,
+    alpha: float | None = None,
+    preactivation: bool = False,
+    return_stats: bool = False,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    output_padding: Ints = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    precision: Precision = "ieee",
+    out: Any = None,
+    out_preactivation: Any = None,
+    out_mean: Any = None,
+    out_var: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Transposed convolution with what follows it in one pass.
+
+    Parameters and results are those of :func:`conv_transpose` and :func:`conv_bias_act`; `scale`,
+    `bias` and the statistics are [C_out].
+    """
+    window = (stride, padding, dilation, groups, layout, precision, output_padding)
+    return _bias_act(x, weight, bias, scale, residual, activation, alpha, preactivation,
+                     return_stats, True, window, out, out_preactivation, out_mean, out_var,
+                     stream)  # fmt: skip
+
+
 def conv_transpose_backward_input(
     dy: Any,
     weight: Any,
@@ -260,6 +376,16 @@ def conv_transpose_backward_weight(
     return _backward_weight(
         dy, x, weight_shape, True, window, bias, accumulate, out, out_bias, stream
     )
+
+
+def _bias_act(x, weight, bias, scale, residual, activation, alpha, preactivation, stats, transposed,
+              window, out, out_preactivation, out_mean, out_var, stream):  # fmt: skip
+    preactivation = preactivation or out_preactivation is not None
+    stats = stats or out_mean is not None or out_var is not None
+    return _dlkern.conv_bias_act(
+        x, weight, bias, scale, residual, activation, alpha, preactivation, stats, transposed,
+        window, out, out_preactivation, out_mean, out_var, stream,
+    )  # fmt: skip
 
 
 def _backward_weight(dy, x, weight_shape, transposed, window, bias, accumulate, out, out_bias,

@@ -80,6 +80,7 @@ def batch_norm_training(
     activation: str | None = None,
     momentum: float | None = 0.1,
     num_batches_tracked: Any = None,
+    stats: tuple[Any, Any] | None = None,
     eps: float = 1e-5,
     layout: str = "NCHW",
     out: Any = None,
@@ -104,25 +105,33 @@ def batch_norm_training(
         `num_batches_tracked`.
     num_batches_tracked : array, optional
         int64 of shape () or (1,): counted up by 1, on the device.
+    stats : tuple (mean, var), optional
+        The statistics of `x`, where something has them already (:func:`conv_bias_act` with
+        ``return_stats=True``): [C] each, the variance being the biased one, of the dtype of the
+        statistics below. `x` is then read once.
     out, out_mean, out_rstd : array, optional
         Written instead of new arrays. `out` must not overlap `x`, which the gradient needs; it may
-        be `residual` itself.
+        be `residual` itself. There is no `out_mean` beside `stats`.
 
     Returns
     -------
     y, mean, rstd : array
         `y` like `x`; the statistics [C] that :func:`batch_norm_backward` needs, float64 for float64
-        and float32 for all others.
+        and float32 for all others. `mean` is that of `stats` itself where it was given.
 
     Raises
     ------
     ValueError
         Also where a channel has fewer than two values.
     """
-    return _dlkern.batch_norm_training(
+    mean, var = stats or (None, None)
+    if stats is not None and (mean is None or var is None or out_mean is not None):
+        raise ValueError("batch_norm_training: stats without mean or var, or beside out_mean")
+    results = _dlkern.batch_norm_training(
         x, weight, bias, running_mean, running_var, residual, activation, momentum,
-        num_batches_tracked, eps, layout, out, out_mean, out_rstd, stream,
+        num_batches_tracked, mean, var, eps, layout, out, out_mean, out_rstd, stream,
     )  # fmt: skip
+    return results if stats is None else (results[0], mean, results[1])
 
 
 def batch_norm_backward(

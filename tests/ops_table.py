@@ -785,6 +785,36 @@ OPS = [
         variant="causal",
     ),
     Op(
+        "conv_bias_act",
+        {
+            "x": normal(2, 4, 8, 6),
+            "weight": normal(6, 4, 3, 3),
+            "bias": normal(6),
+            "scale": positive(6),
+            "residual": normal(2, 6, 8, 4),
+        },
+        {
+            "out": (2, 6, 8, 4),
+            "out_preactivation": (2, 6, 8, 4),
+            "out_mean": ((6,), "statistic"),
+            "out_var": ((6,), "statistic"),
+        },
+        {
+            "activation": "silu",
+            "preactivation": True,
+            "return_stats": True,
+            "padding": 1,
+            "dilation": (1, 2),
+        },
+    ),
+    Op(
+        "conv_bias_act",
+        {"x": normal(2, 9, 7, 4), "weight": normal(6, 3, 3, 2), "bias": statistic(normal(6))},
+        {"out": (2, 9, 7, 6)},
+        {"activation": "leaky_relu", "padding": 1, "groups": 2, "layout": "NHWC"},
+        variant="NHWC",
+    ),
+    Op(
         "conv_backward_input",
         {"dy": normal(2, 6, 8, 4), "weight": normal(6, 4, 3, 3)},
         {"out": (2, 4, 8, 6)},
@@ -830,6 +860,28 @@ OPS = [
         {"x": normal(2, 6, 4, 6), "weight": normal(6, 4, 3, 3), "bias": normal(4)},
         {"out": (2, 4, 8, 6)},
         {"stride": (2, 1), "padding": 1, "output_padding": (1, 0)},
+    ),
+    Op(
+        "conv_transpose_bias_act",
+        {
+            "x": normal(2, 6, 4, 6),
+            "weight": normal(6, 4, 3, 3),
+            "bias": normal(4),
+            "scale": positive(4),
+            "residual": normal(2, 4, 8, 6),
+        },
+        {
+            "out": (2, 4, 8, 6),
+            "out_mean": ((4,), "statistic"),
+            "out_var": ((4,), "statistic"),
+        },
+        {
+            "activation": "relu",
+            "return_stats": True,
+            "stride": (2, 1),
+            "padding": 1,
+            "output_padding": (1, 0),
+        },
     ),
     Op(
         "conv_transpose_backward_input",

@@ -52,6 +52,15 @@ DLK_API dlk_status_t dlk_batch_norm_training(
     const DLTensor* y, const DLTensor* save_mean, const DLTensor* save_rstd,
     const dlk_batch_norm_params* params, const dlk_launch* launch);
 
+/* The same with statistics of x that are known: x is read for y alone. mean and var (the biased one)
+ * are [C], of the type that is summed in, e.g. from dlk_conv_bias_act_forward; mean is what
+ * dlk_batch_norm_backward takes beside save_rstd. */
+DLK_API dlk_status_t dlk_batch_norm_training_given(
+    const DLTensor* x, const DLTensor* mean, const DLTensor* var, const DLTensor* weight,
+    const DLTensor* bias, const DLTensor* residual, const DLTensor* running_mean,
+    const DLTensor* running_var, const DLTensor* num_batches, const DLTensor* y,
+    const DLTensor* save_rstd, const dlk_batch_norm_params* params, const dlk_launch* launch);
+
 /* Normalises with given statistics. weight, bias and residual are optional; y may be x or residual
  * itself. */
 DLK_API dlk_status_t dlk_batch_norm_inference(const DLTensor* x, const DLTensor* weight,

@@ -1,6 +1,8 @@
 // Convolution on the CPU: which implementation takes which problem.
 #include "cpu/conv.h"
 
+#include "cpu/conv_epilogue.h"
+
 namespace dlkern {
 namespace cpu {
 
@@ -37,27 +39,35 @@ bool has_unit_stride(const ConvGeometry& g) {
 
 template <class Problem>
 const char* direct_declines(const Problem& p) {
-  if (const char* reason = fused_work_declines(p)) return reason;
   return conv_direct_declines(p);
 }
-template <class Problem>
-const char* gemm_declines(const Problem& p) {
-  return fused_work_declines(p);
+
+// Implementations do what follows the sums, but for the statistics, which need all of the result.
+void moments_if_wanted(const ConvProblem& p, const Tensor& result) {
+  if (p.epilogue.has_moments()) conv_moments(p, result);
 }
 
 constexpr Impl<ConvForward> kForward[] = {
     {"cpu_direct", direct_declines, nullptr,
-     [](const ConvForward& p, const Launch&) { conv_direct(p, false); }},
-    {"cpu_gemm", gemm_declines, nullptr,
-     [](const ConvForward& p, const Launch&) { conv_gemm_forward(p); }},
+     [](const ConvForward& p, const Launch&) {
+       conv_direct(p, false);
+       moments_if_wanted(p, p.y);
+     }},
+    {"cpu_gemm", supports_all, nullptr,
+     [](const ConvForward& p, const Launch&) {
+       conv_gemm_forward(p);
+       moments_if_wanted(p, p.y);
+     }},
 };
 
 constexpr Impl<ConvBackwardInput> kBackwardInput[] = {
     {"cpu_direct", direct_declines, nullptr,
-     [](const ConvBackwardInput& p, const Launch&) { conv_direct(p, true); }},
+     [](const ConvBackwardInput& p, const Launch&) {
+       conv_direct(p, true);
+       moments_if_wanted(p, p.x);
+     }},
     {"cpu_reversed_gemm",
      [](const ConvBackwardInput& p) -> const char* {
-       if (const char* reason = fused_work_declines(p)) return reason;
        const ConvGeometry& g = p.geometry;
        if (!has_unit_stride(g)) return "the stride is not 1";
        // The patches of dy would be larger than those of dx.
@@ -67,9 +77,13 @@ constexpr Impl<ConvBackwardInput> kBackwardInput[] = {
      nullptr,
      [](const ConvBackwardInput& p, const Launch&) {
        conv_gemm_forward(conv_input_gradient_as_forward(p));
+       moments_if_wanted(p, p.x);
      }},
-    {"cpu_gemm", gemm_declines, nullptr,
-     [](const ConvBackwardInput& p, const Launch&) { conv_gemm_backward_input(p); }},
+    {"cpu_gemm", supports_all, nullptr,
+     [](const ConvBackwardInput& p, const Launch&) {
+       conv_gemm_backward_input(p);
+       moments_if_wanted(p, p.x);
+     }},
 };
 
 constexpr Impl<ConvBackwardWeight> kBackwardWeight[] = {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cpu/conv.h"
+#include "cpu/conv_epilogue.h"
 #include "cpu/prims/convert.h"
 #include "cpu/prims/parallel.h"
 
@@ -100,6 +101,7 @@ struct Job {
   Axis axis[3] = {{g.window[0], g.in[0], g.out[0], inverse},
                   {g.window[1], g.in[1], g.out[1], inverse},
                   {g.window[2], g.in[2], g.out[2], inverse}};
+  std::optional<ConvFinish<T>> finish = conv_finish_of<T>(p, g.groups* results);
 
   // Weight of a result's and a source's channel.
   const T* weight(int64_t group, int64_t r, int64_t s) const {
@@ -111,7 +113,8 @@ struct Job {
   }
   Accumulator<T> bias(int64_t channel) const {
     using Acc = Accumulator<T>;
-    return p.bias ? static_cast<Acc>(p.bias.as<T>()[channel * p.bias.strides[0]]) : Acc(0);
+    if (finish || !p.bias) return Acc(0);
+    return static_cast<Acc>(p.bias.as<T>()[channel * p.bias.strides[0]]);
   }
   int64_t multiplications() const { return g.k * g.c * g.taps() * g.out_count(); }  // of a group
 };
@@ -276,11 +279,16 @@ void by_planes(const Job<T>& job) {
                 for (int64_t j = 0; j < b.count; ++j) {
                   compute_row(c.count, bias, count, weights.data(), e.planes.data(),
                               planes.data() + planes.row_offset(i, j), row.data());
-                  store_span(row.data(),
-                             result + (a.first + i * job.axis[0].result_step) * s.spatial[0] +
-                                 (b.first + j * job.axis[1].result_step) * s.spatial[1] +
-                                 c.first * s.spatial[2],
-                             last.result_step * s.spatial[2], c.count);
+                  const int64_t o[3] = {a.first + i * job.axis[0].result_step,
+                                        b.first + j * job.axis[1].result_step, c.first};
+                  if (job.finish) {
+                    job.finish->template pixels<false>(row.data(), c.count, n, channel, o,
+                                                       last.result_step);
+                  }
+                  store_span(
+                      row.data(),
+                      result + o[0] * s.spatial[0] + o[1] * s.spatial[1] + o[2] * s.spatial[2],
+                      last.result_step * s.spatial[2], c.count);
                 }
               }
             });
@@ -517,6 +525,9 @@ void by_channels(const Job<T>& job) {
               for (int64_t i = 0; i < count; i += 2) sum.add(seen[i] + c, seen[i + 1] + c);
               sum.save(sums + c);
             });
+            if (job.finish) {
+              job.finish->template pixels<true>(sums, channels, n, 0, {d, h, w});
+            }
             finish_span(sums, pixel, to.c, channels);
           }
         }

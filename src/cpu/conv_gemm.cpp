@@ -9,6 +9,7 @@
 // depend on the extents alone, and in the first two not on the batch: so do an image's bits. 16-bit
 // data pass through float32 panels.
 #include "cpu/conv.h"
+#include "cpu/conv_epilogue.h"
 #include "cpu/conv_weights.h"
 #include "cpu/prims/blas.h"
 #include "cpu/prims/parallel.h"
@@ -38,6 +39,25 @@ void fill_bias(const Tensor& bias, int64_t first, int64_t channels, Form form, i
   }
 }
 
+// What follows the sums c[channel, position] of a panel, of `channels` channels from `first` on.
+template <class T, class Acc>
+void finish_panel(const ConvFinish<T>& finish, const Panel& panel, int64_t first, int64_t channels,
+                  Form form, Matrix<Acc> c) {
+  for (const Segment& seg : panel.segments) {
+    if (form == Form::kChannelMajor) {
+      for (int64_t k = 0; k < channels; ++k) {
+        finish.template pixels<false>(c.data + k * c.ld + seg.column, seg.length, seg.n, first + k,
+                                      {seg.o[0], seg.o[1], seg.begin});
+      }
+    } else {
+      for (int64_t i = 0; i < seg.length; ++i) {
+        finish.template pixels<true>(c.data + (seg.column + i) * c.ld, channels, seg.n, first,
+                                     {seg.o[0], seg.o[1], seg.begin + i});
+      }
+    }
+  }
+}
+
 template <class T>
 void forward(const ConvProblem& p) {
   using Acc = Accumulator<T>;
@@ -47,6 +67,8 @@ void forward(const ConvProblem& p) {
   const Weights<T> weights(p, form, g.c);
   const Patches<T> x(g, form, p.x.as<T>(), p.x_strides);
   Patches<T> y(pointwise(g), form, p.y.as<T>(), p.y_strides);
+
+  const auto finish = conv_finish_of<T>(p, g.groups * g.k);
 
   const ForwardCuts cuts(g, x.outer(), x.inner());
   const auto& [inner, outer, units, rows, panels, parts, part, columns] = cuts;
@@ -59,7 +81,7 @@ void forward(const ConvProblem& p) {
       if (k <= 0) continue;
       const auto direct = y.view(panel, group * g.k + first, k);
       const Matrix<Acc> c = direct ? *direct : Matrix<Acc>{result.data(), channel_major ? n : k};
-      fill_bias<T>(p.bias, group * g.k + first, k, form, n, c);
+      fill_bias<T>(finish ? Tensor{} : p.bias, group * g.k + first, k, form, n, c);
       for (int64_t unit = 0; unit < outer; unit += units) {
         const int64_t last = std::min(unit + units, outer);
         const int64_t r = (last - unit) * inner;
@@ -72,6 +94,7 @@ void forward(const ConvProblem& p) {
           gemm(false, true, n, k, r, Acc(1), b.data, b.ld, a, w.ld, Acc(1), c.data, c.ld);
         }
       }
+      if (finish) finish_panel(*finish, panel, group * g.k + first, k, form, c);
       if (!direct) y.write(panel, group * g.k + first, k, {c.data, c.ld});
     }
   });
@@ -87,7 +110,7 @@ class Gradient {
   // dx: the first element of the part; bias: of its first channel, or nullptr.
   Gradient(const ConvGeometry& g, Form form, T* dx, const ConvImageStrides& dx_strides,
            const T* bias, int64_t bias_stride)
-      : g_(g), form_(form), dx_(dx), dx_strides_(dx_strides) {
+      : g_(g), form_(form), dx_(dx), dx_strides_(dx_strides), span_(span()) {
     const int64_t pixels = g.in_count();
     if constexpr (kDirect) {
       data_ = dx;
@@ -100,7 +123,7 @@ class Gradient {
                   channel_major() ? pixels : 1,
                   {step * g.in[1] * g.in[2], step * g.in[2], step}};
     }
-    each_span([&](int64_t offset, int64_t, int64_t c) {
+    each_span([&](int64_t offset, int64_t, int64_t c, const int64_t(&)[3]) {
       Acc* to = data_ + offset;
       for (int64_t i = 0; i < span(); ++i) {
         const int64_t channel = channel_major() ? c : i;
@@ -111,9 +134,25 @@ class Gradient {
 
   Patches<Acc> patches() { return {g_, form_, data_, strides_}; }
 
+  // What follows the sums, for channels from `channel` on of an image.
+  void finish(const ConvFinish<T>& finish, int64_t image, int64_t channel) {
+    each_span([&](int64_t at, int64_t, int64_t c, const int64_t(&o)[3]) {
+      Acc* v = data_ + at;
+      const int64_t stride = step(strides_);
+      if (stride != 1) load_span(v, stride, span(), span_.data());
+      Acc* const in_place = stride == 1 ? v : span_.data();
+      if (channel_major()) {
+        finish.template pixels<false>(in_place, span(), image, channel + c, o);
+      } else {
+        finish.template pixels<true>(in_place, span(), image, channel + c, o);
+      }
+      if (stride != 1) store_span(in_place, v, stride, span());
+    });
+  }
+
   void store() {
     if constexpr (!kDirect) {
-      each_span([&](int64_t from, int64_t to, int64_t) {
+      each_span([&](int64_t from, int64_t to, int64_t, const int64_t(&)[3]) {
         store_span(data_ + from, dx_ + to, step(dx_strides_), span());
       });
     }
@@ -125,7 +164,7 @@ class Gradient {
   int64_t span() const { return channel_major() ? g_.in[2] : g_.c; }
   int64_t step(const ConvImageStrides& s) const { return channel_major() ? s.spatial[2] : s.c; }
 
-  // f(offset in data_, offset in dx_, first channel) for all spans.
+  // f(offset in data_, offset in dx_, first channel, first pixel) for all spans.
   template <class F>
   void each_span(F&& f) const {
     const auto offset = [](const ConvImageStrides& s, int64_t n, int64_t c, int64_t d, int64_t h,
@@ -137,7 +176,7 @@ class Gradient {
         for (int64_t d = 0; d < g_.in[0]; ++d) {
           for (int64_t h = 0; h < g_.in[1]; ++h) {
             for (int64_t w = 0; w < (channel_major() ? 1 : g_.in[2]); ++w) {
-              f(offset(strides_, n, c, d, h, w), offset(dx_strides_, n, c, d, h, w), c);
+              f(offset(strides_, n, c, d, h, w), offset(dx_strides_, n, c, d, h, w), c, {d, h, w});
             }
           }
         }
@@ -151,7 +190,7 @@ class Gradient {
   ConvImageStrides dx_strides_;
   Acc* data_;
   ConvImageStrides strides_;
-  std::vector<Acc> buffer_;
+  std::vector<Acc> buffer_, span_;
 };
 
 template <class T>
@@ -169,6 +208,7 @@ void backward_input(const ConvProblem& p) {
   const int64_t chunk = ceil_div(g.c, chunks);
   chunks = ceil_div(g.c, chunk);
   const Weights<T> weights(p, form, chunk);
+  const auto finish = conv_finish_of<T>(p, g.groups * g.c);
 
   const int64_t rows = chunk * taps;
   const PanelPlan panels(g, std::min<int64_t>(panel_columns(rows), 384), false);
@@ -186,7 +226,7 @@ void backward_input(const ConvProblem& p) {
       const int64_t bias_stride = p.bias ? p.bias.strides[0] : 0;
       Gradient<T> gradient(
           part, form, p.x.as<T>() + image * p.x_strides.n + channel * p.x_strides.c, p.x_strides,
-          p.bias ? p.bias.as<T>() + channel * bias_stride : nullptr, bias_stride);
+          p.bias && !finish ? p.bias.as<T>() + channel * bias_stride : nullptr, bias_stride);
       Patches<Acc> dx = gradient.patches();
       const Patches<T> y(pointwise(part), form, p.y.as<T>() + image * p.y_strides.n, p.y_strides);
       const Matrix<const Acc> w = weights.block(group, first);
@@ -202,6 +242,7 @@ void backward_input(const ConvProblem& p) {
         }
         dx.add(panel, x);
       }
+      if (finish) gradient.finish(*finish, image, channel);
       gradient.store();
     }
   });

@@ -15,10 +15,23 @@ double momentum_of(const BatchNormTraining& p) {
   return p.cumulative ? 1.0 / static_cast<double>(batches) : p.momentum;
 }
 
+// Of x, or given.
+template <class T>
+std::vector<Moments> statistics_of(const BatchNormTraining& p) {
+  if (!p.var) return statistics<T>(p.x, p.channel);
+  std::vector<Moments> moments(p.x.shape[p.channel]);
+  const MixedView<T> mean(p.mean), var(p.var);
+  const double n = moments.empty() ? 0 : static_cast<double>(p.x.numel() / moments.size());
+  for (size_t c = 0; c < moments.size(); ++c) {
+    moments[c] = {n, static_cast<double>(mean.load(c)), var.load(c) * n};
+  }
+  return moments;
+}
+
 template <class T>
 void training(const BatchNormTraining& p) {
   using Acc = Accumulator<T>;
-  const std::vector<Moments> moments = statistics<T>(p.x, p.channel);
+  const std::vector<Moments> moments = statistics_of<T>(p);
   const int64_t channels = p.x.shape[p.channel];
   const MixedView<T> weight(p.weight), bias(p.bias), mean(p.mean), rstd(p.rstd);
   const MixedView<T> running_mean(p.running_mean), running_var(p.running_var);
@@ -28,7 +41,7 @@ void training(const BatchNormTraining& p) {
     const Moments& m = moments[c];
     const double inverse = 1 / std::sqrt(m.variance() + p.eps);
     affine.set(c, m.mean, weight.load_or(c, 1) * inverse, bias.load_or(c, 0));
-    mean.store(c, static_cast<Acc>(m.mean));
+    if (!p.var) mean.store(c, static_cast<Acc>(m.mean));
     rstd.store(c, static_cast<Acc>(inverse));
     if (running_mean) {
       blend(running_mean, c, momentum, m.mean);

@@ -18,13 +18,13 @@ std::vector<Impl<Problem>> joined(std::initializer_list<ImplList<Problem>> kinds
 
 template <>
 ImplList<ConvForward> gpu_impls<ConvForward>() {
-  static const auto all =
-      joined<ConvForward>({conv_forward_depthwise_impls(), conv_forward_pointwise_impls(),
+  static const auto all = joined<ConvForward>(
+      {conv_forward_depthwise_impls(), conv_forward_pointwise_impls(),
 #if DLKERN_WITH_SM90
-                           conv_forward_few_channels_sm90_impls(), conv_forward_sm90_impls(),
-                           conv_forward_planes_sm90_impls(),
+       conv_forward_few_channels_sm90_impls(), conv_forward_sm90_impls(),
+       conv_forward_planes_sm90_impls(),
 #endif
-                           conv_forward_sm80_impls(), conv_forward_simt_impls()});
+       conv_forward_sm80_impls(), conv_forward_simt_impls(), conv_forward_passes_impls()});
   return all;
 }
 
@@ -35,7 +35,8 @@ ImplList<ConvBackwardInput> gpu_impls<ConvBackwardInput>() {
 #if DLKERN_WITH_SM90
        conv_backward_input_sm90_impls(), conv_backward_input_planes_sm90_impls(),
 #endif
-       conv_backward_input_sm80_impls(), conv_backward_input_simt_impls()});
+       conv_backward_input_sm80_impls(), conv_backward_input_simt_impls(),
+       conv_backward_input_passes_impls()});
   return all;
 }
 

@@ -32,6 +32,9 @@ ImplList<ConvBackwardWeight> conv_backward_weight_sm80_impls();
 ImplList<ConvForward> conv_forward_simt_impls();
 ImplList<ConvBackwardInput> conv_backward_input_simt_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_simt_impls();
+// What kernels do not do beside the sums, behind them, for every problem that has such work.
+ImplList<ConvForward> conv_forward_passes_impls();
+ImplList<ConvBackwardInput> conv_backward_input_passes_impls();
 
 // The forward convolution of 8-bit numbers by wgmma: of images as they lie, then of copied ones.
 ImplList<ScaledConv> conv_scaled_sm90_impls();

@@ -8,11 +8,15 @@ namespace {
 
 using namespace conv_sm90;
 
-int image_config(int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
+int image_config(int64_t rows, int64_t cols, int64_t groups, int64_t stages,
+                 const ConvEpilogue& e) {
+  double out_each = 4;
+  if (e.scale || e.residual || e.activation != DLK_ACTIVATION_NONE) out_each += 4;
+  if (e.has_moments()) out_each += 8;
   int best = 0;
   double least = 0;
   for (int i = 0; i < kSm90ConvImageConfigs; ++i) {
-    const double cost = cost_of(kSm90ConvConfigs[i], rows, cols, groups, stages);
+    const double cost = cost_of(kSm90ConvConfigs[i], rows, cols, groups, stages, out_each);
     if (i == 0 || cost < least) {
       best = i;
       least = cost;
@@ -31,9 +35,42 @@ struct ImagePlan {
   Image from, to;
   int64_t c = 0, k = 0;  // channels of a group, summed and of the result
   Weights weights{};
-  Stage from_stage, to_stage, weights_stage;
+  Stage from_stage, to_stage, weights_stage, scale_stage;
+  size_t moments = 0;  // where those of the result's parts are in the workspace
   size_t workspace_bytes = 0;
 };
+
+// The result of a problem has the dtype of all tensors here.
+bool has_quick_activation(const ConvEpilogue& e, bool wide) {
+  switch (e.activation) {
+    case DLK_ACTIVATION_NONE:
+    case DLK_ACTIVATION_RELU:
+      return true;
+    case DLK_ACTIVATION_SILU:
+    case DLK_ACTIVATION_GELU:
+    case DLK_ACTIVATION_GELU_TANH:
+      return !wide;
+    default:
+      return false;
+  }
+}
+
+// Why a kernel does not do what follows the sums. kinds: products that the problem comes apart into.
+const char* epilogue_declines(const ConvProblem& p, const ImagePlan& plan, int64_t kinds) {
+  const ConvEpilogue& e = p.epilogue;
+  const bool wide = plan.mma == Mma::kTf32;
+  if (e.pre) return "stores no preactivation";
+  if (!has_quick_activation(e, wide)) return "has no such activation";
+  if (kinds > 1 && (e.residual || e.has_moments())) {
+    return "a strided gradient's pixels are in several products";
+  }
+  if (!e.residual) return nullptr;
+  if (wide) return "adds residuals of 16 bits";
+  const Image residual = image_of(e.residual, plan.to, e.residual_strides);
+  const bool in_pairs = residual.channel_stride == 1 && residual.stride[0] % 2 == 0 &&
+                        reinterpret_cast<uintptr_t>(residual.data) % 4 == 0 && plan.k % 2 == 0;
+  return in_pairs && residual.is_matrix() ? nullptr : "a residual is no matrix of pairs";
+}
 
 // staging: images may be copied in the workspace.
 ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
@@ -57,6 +94,7 @@ ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
     if (inverse && !fits_map(result, plan.to, d)) plan.reason = "a stride beyond a tensor map's";
   });
   if (kinds > 64) plan.reason = "too large a stride";
+  if (!plan.reason) plan.reason = epilogue_declines(p, plan, kinds);
   if (plan.reason) return plan;
 
   const char* of_from = unsuitable(plan.from, false);
@@ -76,18 +114,59 @@ ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
     const Dims& s = plan.weights_stage.copy.strides;
     plan.weights = {nullptr, plan.k, plan.c, s[1], s[4], s[0]};
   }
+  const Tensor& scale = p.epilogue.scale;
+  if (scale && (scale.dtype != DType::kFloat32 || (scale.strides[0] != 1 && plan.to.channels > 1) ||
+                reinterpret_cast<uintptr_t>(scale.data) % 8 != 0)) {
+    plan.scale_stage = Stage(scale, DType::kFloat32, plan.workspace_bytes);
+  }
+  if (p.epilogue.has_moments()) {
+    plan.moments = plan.workspace_bytes;
+    plan.workspace_bytes += sm90_moments_bytes(plan.to.pixels(), plan.to.channels);
+  }
   return plan;
 }
 
-void set_epilogue(const ConvProblem& p, const ImagePlan& plan, Sm90Args& args) {
+constexpr int kResidual = 5;  // among the tensors of a Gemm
+
+float2* moments_at(const ImagePlan& plan, const Launch& launch) {
+  return reinterpret_cast<float2*>(static_cast<uint8_t*>(launch.workspace) + plan.moments);
+}
+
+void set_epilogue(const ConvProblem& p, const ImagePlan& plan, const Launch& launch,
+                  Sm90ConvArgs& args) {
   const bool wide = plan.mma == Mma::kTf32;
-  args.features = wide ? kWide : kStraight;
+  const ConvEpilogue& e = p.epilogue;
+  const bool straight = !wide && !e.scale && !e.residual && e.activation == DLK_ACTIVATION_NONE;
+  args.features = wide ? kWide : straight ? kStraight : 0;
   if (plan.mma == Mma::kBFloat16) args.features |= kBFloat16;
   if (p.bias) {
     args.features |= kBias;
     args.beta = 1;
     args.bias = {p.bias.data, p.bias.dtype, 0, p.bias.strides[0]};
     args.item_stride[2][1] = plan.k * p.bias.strides[0];
+  }
+  args.result_channels = static_cast<int>(plan.k);
+  if (e.scale) {
+    args.features |= kFactors;
+    const Stage& stage = plan.scale_stage;
+    args.factors = (stage.tensor ? stage.at(launch) : e.scale).as<const float>();
+  }
+  if (e.residual) {
+    args.features |= kPairs;
+    args.pairs.data = e.residual.data;
+    args.pairs.row = image_of(e.residual, plan.to, e.residual_strides).stride[0];
+    args.pairs.before = true;
+    args.pairs.tensor = kResidual;
+    args.item_stride[kResidual][1] = plan.k;
+  }
+  if (e.activation != DLK_ACTIVATION_NONE) {
+    args.features |= kQuick;
+    args.quick = e.activation;
+  }
+  if (e.has_moments()) {
+    args.features |= kMoments;
+    args.moments = moments_at(plan, launch);
+    args.moments_columns = static_cast<int>(plan.to.channels);
   }
 }
 
@@ -97,14 +176,14 @@ void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, con
   const bool d = has_d(g);
   const int depth = kSwizzleBytes / plan.from.bytes;
   Sm90ConvArgs args;
-  set_epilogue(p, plan, args);
+  set_epilogue(p, plan, launch, args);
   args.rows = static_cast<int>(axes.pixels(g.batch));
   args.cols = static_cast<int>(plan.k);
   args.columns.pixels = pixels_of(axes, d);
   args.columns.channels = static_cast<int>(plan.c);
   args.columns.no_channel = static_cast<int>(ceil_div(plan.from.channels, 64) * 64);
   set_taps(axes, g, ceil_div(plan.c, depth), args);
-  const int config = image_config(args.rows, args.cols, g.groups, args.k_blocks);
+  const int config = image_config(args.rows, args.cols, g.groups, args.k_blocks, p.epilogue);
   const Sm90Config& c = kSm90ConvConfigs[config];
   set_sm90_tiles(c, 1, g.groups, g.groups, args);
   args.y.step[0][1] = 1;
@@ -118,7 +197,6 @@ void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, con
   CUtensorMap map_y;
   if (args.scatters) {
     args.result = pixels_of(result, d);
-    args.result_channels = static_cast<int>(plan.k);
     map_y = columns_map(to, result, d, map_type(plan.mma, false), 16);
   } else {
     map_y = make_tensor_map(to.data,
@@ -148,10 +226,14 @@ void run_images(const ConvProblem& p, ImagePlan plan, const Launch& launch) {
     plan.weights_stage.fill(launch);
     plan.weights.data = plan.weights_stage.at(launch).data;
   }
+  if (plan.scale_stage.tensor) plan.scale_stage.fill(launch);
   for_each_axes(p, plan.inverse, [&](const Axes& axes, const Axes& result) {
     run_axes(p, plan, axes, result, launch);
   });
   if (plan.to_stage.tensor) plan.to_stage.empty(launch);
+  if (p.epilogue.has_moments()) {
+    sm90_merge_moments(moments_at(plan, launch), plan.to.pixels(), p.epilogue, launch);
+  }
 }
 
 template <class Problem, bool kStaging>

@@ -82,9 +82,15 @@ struct Sm90ConvArgs : Sm90Args {
   // kColumnsA: how the result leaves, if its pixels are no rows of a matrix.
   bool scatters = false;
   Sm90Pixels result;
-  int result_channels = 0;  // of a group
   Sm90Elements elements;    // kColumnsA of planes: the result
+  int result_channels = 0;         // of a group, also where it does not scatter
+  const float* factors = nullptr;  // kFactors, of all groups' channels; at a multiple of 8 bytes
+  // kMoments: for every 64 rows, the last of which may be fewer, mean and sum of squared deviations of
+  // all columns of all groups.
+  float2* moments = nullptr;
+  int moments_columns = 0;
 };
+inline constexpr int kSm90MomentsRows = 64;
 
 // ---- Configurations ----------------------------------------------------------------------------
 
@@ -135,6 +141,11 @@ Sm90Kernel sm90_conv_kernel_planes(int config);  // counts in kSm90PlaneConfigs
 struct Sm90Spread {
   int64_t padded = 0, channels = 0, stride = 0;
 };
+
+// From the moments of the parts of so many rows to the epilogue's mean and var.
+size_t sm90_moments_bytes(int64_t rows, int64_t columns);
+void sm90_merge_moments(const float2* parts, int64_t rows, const ConvEpilogue& e,
+                        const Launch& launch);
 
 // Forward and gradient of weights, for those who prepare x otherwise than the others do.
 const char* sm90_forward_declines(const ConvProblem& p);

@@ -47,6 +47,16 @@ inline Image image_of(const ConvProblem& p, bool of_x) {
           s.n,     {s.spatial[2], s.spatial[1], s.spatial[0]}};
 }
 
+// A tensor of another image's shape.
+inline Image image_of(const Tensor& t, const Image& like, const ConvImageStrides& s) {
+  Image image = like;
+  image.data = t.data;
+  image.channel_stride = s.c;
+  image.n_stride = s.n;
+  for (int d = 0; d < 3; ++d) image.stride[d] = s.spatial[2 - d];
+  return image;
+}
+
 inline bool is_copyable(int64_t stride, int64_t extent, int bytes) {
   return extent == 1 ||
          (stride > 0 && stride * bytes % 16 == 0 && stride * bytes < (int64_t{1} << 40));
@@ -76,15 +86,17 @@ struct Stage {
   Tensor copy;    // its data is an offset in the workspace
 
   Stage() = default;
-  Stage(const Tensor& t, size_t& workspace_bytes) : tensor(t), copy(t) {
-    const int64_t unit = 16 / static_cast<int64_t>(dtype_size(t.dtype));
+  Stage(const Tensor& t, size_t& workspace_bytes) : Stage(t, t.dtype, workspace_bytes) {}
+  Stage(const Tensor& t, DType dtype, size_t& workspace_bytes) : tensor(t), copy(t) {
+    copy.dtype = dtype;
+    const int64_t unit = 16 / static_cast<int64_t>(dtype_size(dtype));
     int64_t stride = 1;
     for (int d = t.ndim - 1; d >= 0; --d) {
       copy.strides[d] = stride;
       stride *= d == t.ndim - 1 ? ceil_div(t.shape[d], unit) * unit : t.shape[d];
     }
     copy.data = reinterpret_cast<void*>(workspace_bytes);
-    workspace_bytes += (stride * dtype_size(t.dtype) + 255) / 256 * 256;
+    workspace_bytes += (stride * dtype_size(dtype) + 255) / 256 * 256;
   }
   Tensor at(const Launch& launch) const {
     Tensor t = copy;
@@ -96,9 +108,12 @@ struct Stage {
 
  private:
   static void run_copy(const Tensor& x, const Tensor& y, const Launch& launch) {
-    const Copy copy{{{x, y}}};
-    for (const Impl<Copy>& impl : gpu_impls<Copy>()) {
-      if (!impl.supports(copy)) return impl.run(copy, launch);
+    x.dtype == y.dtype ? run_first(Copy{{{x, y}}}, launch) : run_first(Cast{x, y}, launch);
+  }
+  template <class Problem>
+  static void run_first(const Problem& problem, const Launch& launch) {
+    for (const Impl<Problem>& impl : gpu_impls<Problem>()) {
+      if (!impl.supports(problem)) return impl.run(problem, launch);
     }
     fail(DLK_INTERNAL, "no copy for a convolution");
   }
@@ -321,7 +336,6 @@ inline Sm90Kernel find_kernel(Mma mma, int config, bool weights_along_k) {
 }
 
 inline const char* unsuitable_extents(const ConvProblem& p) {
-  if (const char* reason = fused_work_declines(p)) return reason;
   if (compute_capability() != 90) return "needs compute capability 9.0";
   const ConvGeometry& g = p.geometry;
   if (p.x.numel() == 0 || p.y.numel() == 0 || p.w.numel() == 0) return "nothing to multiply";
@@ -383,9 +397,10 @@ inline CUtensorMap weights_map(const Weights& w, Mma mma, bool along_k, const Co
                           {depth, along_k ? static_cast<uint32_t>(rows) : depth}});
 }
 
-// Estimated clocks of a multiprocessor: as cost_of in gemm_sm90.cu.
+// Estimated clocks of a multiprocessor: as cost_of in gemm_sm90.cu. out_each: of what follows the sums,
+// for each of a tile's columns.
 inline double cost_of(const Sm90Config& c, int64_t rows, int64_t cols, int64_t groups,
-                      int64_t stages) {
+                      int64_t stages, double out_each = 4) {
   const int64_t tiles =
       ceil_div(rows, c.m * c.multicast) * c.multicast * ceil_div(cols, c.n) * groups;
   const double waves = ceil_div(tiles, multiprocessor_count());
@@ -393,7 +408,7 @@ inline double cost_of(const Sm90Config& c, int64_t rows, int64_t cols, int64_t g
   const double efficiency = c.n >= 192 ? 1.0 : c.n == 64 ? (products == 1 ? 1.4 : 1.1) : 1.05;
   const double multiply = products * c.m * c.n / 32.0 * efficiency;
   const double copy = c.planes * (c.m + c.n / c.multicast) * kSwizzleBytes / 60.0;
-  const double main = stages * std::max(multiply, copy), out = 800 + 4.0 * c.n;
+  const double main = stages * std::max(multiply, copy), out = 800 + out_each * c.n;
   return c.ping_pong ? waves * std::max(main, (main + out) / 2) + out : waves * (main + out);
 }
 
@@ -404,6 +419,7 @@ inline double multiplications(const ConvGeometry& g) {
 // Why float32 is not computed by planes. Splitting pays where multiply-adds without tensor cores take
 // longer, also of what channels are filled up with.
 inline const char* planes_decline(const ConvProblem& p) {
+  if (const char* reason = fused_work_declines(p)) return reason;
   if (const char* reason = unsuitable_extents(p)) return reason;
   if (p.x.dtype != DType::kFloat32) return "not float32";
   const ConvGeometry& g = p.geometry;

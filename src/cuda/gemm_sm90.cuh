@@ -461,6 +461,8 @@ __device__ void consume(const typename T::Args& args, const CUtensorMap& map_y,
       finish_cluster_tile<T>(t, sums, out, shared, row, rank);
     } else if (out.is_straight(t)) {
       out.finish_straight(t, row, sums);
+    } else if (out.is_fused()) {
+      out.finish_fused(t, row, sums);
     } else {
       out.finish(t, row,
                  [&](int chunk, float(&v)[T::kChunk / 2]) { return out.take(sums, chunk, v); });

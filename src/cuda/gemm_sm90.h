@@ -108,7 +108,10 @@ enum Sm90Feature : uint32_t {
   kStrided = 1024,  // y is not for slabs
   // In registers, of 8-bit operands in tiles that are not transposed: y has 8 bits, and scale_y and
   // amax of Sm90Args::e. Tiles narrower than a slab have all of y's columns.
-  kBytes = 2048
+  kBytes = 2048,
+  // Of a convolution (Sm90ConvArgs).
+  kFactors = 4096,  // sums are multiplied by one for each column
+  kMoments = 8192   // of y's columns
 };
 inline constexpr uint32_t kNeedsFull = kMore | kStrided;
 

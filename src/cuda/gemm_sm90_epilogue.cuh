@@ -160,6 +160,9 @@ template <class T>
 class Sm90Output {
   static constexpr int kChunks = T::C.n / T::kChunk;  // beside each other
   static constexpr bool kWarpSlabs = !T::C.cluster_k;
+  static constexpr bool kIsConv =
+      T::kOperands == Sm90Operands::kColumnsA && element_bytes(T::kMma) > 1 && T::C.planes == 1;
+  static constexpr bool kFuses = kIsConv && element_bytes(T::kMma) == 2;  // without a loop
 
  public:
   __device__ Sm90Output(const typename T::Args& args, const CUtensorMap& map_y,
@@ -220,6 +223,34 @@ class Sm90Output {
     return !T::kElements && whole && (features_ & kStraight);
   }
 
+  __device__ bool is_fused() const { return kFuses && (features_ & (kFactors | kPairs | kQuick)); }
+
+  // The same as finish() below for a convolution's epilogues of 16 bits, without a loop.
+  __device__ __forceinline__ void finish_fused(const Sm90Tile& t, int first_row,
+                                               const Sm90Sums<T>& sums) {
+    if constexpr (kFuses) {
+      constexpr int kColumns = T::kSlabColumns16;
+#pragma unroll
+      for (int i = 0; i < T::kMmas; ++i) {
+#pragma unroll
+        for (int col = 0; col < T::C.n; col += kColumns) {
+          const int row = first_row + 64 * i;
+          if (t.m + row >= t.m_end || t.n + col >= t.n_end) continue;
+          uint32_t pairs[kColumns / 4];
+          if (features_ & kPairs) fetch_pairs(t, row, col, pairs);
+          uint8_t* to = free_slab();
+#pragma unroll
+          for (int first = 0; first < kColumns; first += 16) {
+            float v[8];
+            fuse(t, sums[i] + (col + first) / 2, col + first, pairs + first / 4, v);
+            chunk_to_slab16<16, false>(v, T::kMma != Mma::kFloat16, to, first);
+          }
+          store_slab(t, row, col, to);
+        }
+      }
+    }
+  }
+
   // The same as finish() below for the usual epilogues, without a loop.
   __device__ __forceinline__ void finish_straight(const Sm90Tile& t, int first_row,
                                                   const Sm90Sums<T>& sums) {
@@ -252,8 +283,15 @@ class Sm90Output {
       float v[T::kChunk / 2];
       uint32_t pairs[T::kChunk / 4];
       if (features_ & kPairs) fetch_pairs(t, row, col, pairs);
+      float factors[T::kChunk / 4];
+      if constexpr (kIsConv) {
+        if (features_ & kFactors) fetch_factors(t, col, factors);
+      }
       if (!fetch(chunk, v)) continue;
       if (!is_raw()) {
+        if constexpr (kIsConv) {
+          if (features_ & kFactors) multiply_columns(factors, v);
+        }
         scale(chunk / kChunks, col, v);
         const bool before = args_.pairs.before;
         if ((features_ & kPairs) && before) add_pairs(pairs, v);
@@ -326,14 +364,37 @@ class Sm90Output {
     }
   }
 
+  // Factors of a chunk's columns, two for each 8 of them.
+  __device__ __forceinline__ void fetch_factors(const Sm90Tile& t, int col,
+                                                float (&factors)[T::kChunk / 4]) const {
+    const int n = t.n + col + lane_ % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < T::kChunk / 8; ++i) {
+      float2 two{};
+      if (n + 8 * i < t.n_end) two = factors_at(t, n + 8 * i);
+      factors[2 * i] = two.x;
+      factors[2 * i + 1] = two.y;
+    }
+  }
+  // Of a column, an even one, and its neighbour.
+  __device__ __forceinline__ float2 factors_at(const Sm90Tile& t, int n) const {
+    return *reinterpret_cast<const float2*>(args_.factors + t.item * args_.result_channels + n);
+  }
+  static __device__ __forceinline__ void multiply_columns(const float (&factors)[T::kChunk / 4],
+                                                          float (&v)[T::kChunk / 2]) {
+#pragma unroll
+    for (int i = 0; i < T::kChunk / 2; ++i) v[i] *= factors[i / 4 * 2 + i % 2];
+  }
+
   // What is added to a chunk, on its way while its sums are made ready.
+  template <int kCount>
   __device__ __forceinline__ void fetch_pairs(const Sm90Tile& t, int row, int col,
-                                              uint32_t (&pairs)[T::kChunk / 4]) const {
+                                              uint32_t (&pairs)[kCount]) const {
     const int m = t.m + row + warp_ * 16 + lane_ / 4, n = t.n + col + lane_ % 4 * 2;
     const auto* from = static_cast<const uint16_t*>(args_.pairs.data) +
                        offset_of_item(args_, t.index, args_.pairs.tensor) + m * args_.pairs.row + n;
 #pragma unroll
-    for (int i = 0; i < T::kChunk / 4; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int r = fragment_row(2 * i), c = fragment_col(2 * i);
       pairs[i] = 0;
       if (m + r < t.m_end && n + c < t.n_end) {
@@ -349,6 +410,34 @@ class Sm90Output {
     for (int i = 0; i < T::kChunk / 2; ++i) {
       v[i] = fmaf(factor, as_float(dtype, pairs[i / 2] >> 16 * (i % 2)), v[i]);
     }
+  }
+
+  // What follows the sums of 16 columns, from `col` on.
+  __device__ __forceinline__ void fuse(const Sm90Tile& t, const float* sums, int col,
+                                       const uint32_t* pairs, float (&v)[8]) const {
+    constexpr DType kType = T::kMma == Mma::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+    const float* column = columns_ + col + lane_ % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = sums[i];
+    if (features_ & kFactors) {
+      const int n = t.n + col + lane_ % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 8; i += 4) {
+        float2 two{};
+        if (n + 2 * i < t.n_end) two = factors_at(t, n + 2 * i);
+        v[i] *= two.x, v[i + 1] *= two.y;
+        v[i + 2] *= two.x, v[i + 3] *= two.y;
+      }
+    }
+    if (features_ & kBias) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] += column[fragment_col(i)];
+    }
+    if (features_ & kPairs) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] += as_float(kType, pairs[i / 2] >> 16 * (i % 2));
+    }
+    if (features_ & kQuick) quick_activation(args_.quick, v);
   }
 
   // The sums of a slab's columns, from `col` on, of the rows of one instruction into it.
@@ -421,8 +510,7 @@ class Sm90Output {
     if (first + T::kChunk < columns && t.n + col + T::kChunk < t.n_end) return;
     store_slab(t, row, col - first, to);
   }
-  __device__ __forceinline__ void store_slab(const Sm90Tile& t, int row, int col,
-                                             const uint8_t* to) {
+  __device__ __forceinline__ void store_slab(const Sm90Tile& t, int row, int col, uint8_t* to) {
     fence_async_shared();
     sync_slab();
     if (is_leader()) {
@@ -435,7 +523,74 @@ class Sm90Output {
       }
       tma_store_commit();
     }
+    if constexpr (kIsConv) {
+      if (features_ & kMoments) store_moments(t, row, col, to);
+    }
     slab_ ^= 1;
+  }
+  // Moments of a slab's columns, as they are stored: 8 words of each row for a warp, of every fourth
+  // row for a lane. Deviations are those from the first row: of 64 values, one of which that is, the
+  // squares then exceed the sum of squared deviations 64 times at most, however far the mean is.
+  __device__ __forceinline__ void store_moments(const Sm90Tile& t, int row, int col,
+                                                uint8_t* slab) {
+    constexpr int kColumns = T::kMma == Mma::kTf32 ? 1 : 2;  // of a word
+    static_assert(kWarpSlabs && T::kSlabs == 2);
+    sync();  // the other warps' rows are there; a slab that they read is free after the next one's
+    slab -= warp_ * (T::kSlab / 4);
+    const int word = warp_ * 8 + lane_ % 8, count = min(kSm90MomentsRows, t.m_end - t.m - row);
+    const auto load = [&](int r, float(&v)[kColumns]) {
+      const uint8_t* from = slab_at(slab, r, word / 4) + word % 4 * 4;
+      const auto bits = *reinterpret_cast<const uint32_t*>(from);
+      if constexpr (kColumns == 1) {
+        v[0] = __uint_as_float(bits);
+      } else {
+        constexpr DType kType = T::kMma == Mma::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+        v[0] = as_float(kType, bits);
+        v[1] = as_float(kType, bits >> 16);
+      }
+    };
+    float first[kColumns], sum[kColumns] = {}, squares[kColumns] = {};
+    load(0, first);
+    const auto add = [&]<bool kWhole>() {
+#pragma unroll
+      for (int i = 0; i < kSm90MomentsRows / 4; ++i) {
+        // Of four rows that are read at once, no two have a word in the same bank.
+        const int r = i / 2 * 8 + lane_ / 8 * 2 + i % 2;
+        float v[kColumns];
+        load(r, v);
+        if (!kWhole && r >= count) continue;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const float d = v[c] - first[c];
+          sum[c] += d;
+          squares[c] = fmaf(d, d, squares[c]);
+        }
+      }
+    };
+    float share = 1.0f / kSm90MomentsRows;
+    if (count == kSm90MomentsRows) {
+      add.template operator()<true>();
+    } else {
+      add.template operator()<false>();
+      share = 1.0f / static_cast<float>(count);
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int mask = 8; mask < 32; mask *= 2) {
+        sum[c] += shuffle_xor(sum[c], mask);
+        squares[c] += shuffle_xor(squares[c], mask);
+      }
+    }
+    const int column = t.n + col + word * kColumns;
+    if (lane_ >= 8 || column >= t.n_end) return;
+    float2* to = args_.moments + int64_t{(t.m + row) / kSm90MomentsRows} * args_.moments_columns +
+                 t.item * args_.result_channels + column;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const float mean = sum[c] * share;
+      to[c] = {first[c] + mean, fmaxf(fmaf(-mean, sum[c], squares[c]), 0.0f)};
+    }
   }
   __device__ void store_box(const uint8_t* from, int inner, int outer) {
     if constexpr (T::kOperands == Sm90Operands::kColumnsA) {

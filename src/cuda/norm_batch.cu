@@ -17,17 +17,18 @@ SetForward sets_of(const BatchNormTraining& p) {
           .bias = p.bias,
           .residual = p.residual,
           .y = p.y,
-          .mean = p.mean,
+          .mean = p.var ? Tensor{} : p.mean,
           .rstd = p.rstd,
           .running_mean = p.running_mean,
           .running_var = p.running_var,
           .num_batches = p.num_batches,
+          .given_mean = p.var ? p.mean : Tensor{},
+          .given_var = p.var,
           .shape = batch_sets(p.channel),
           .eps = p.eps,
           .momentum = p.momentum,
           .cumulative = p.cumulative,
-          .activation = p.activation,
-          .given = false};
+          .activation = p.activation};
 }
 SetForward sets_of(const BatchNormInference& p) {
   return {.x = p.x,
@@ -37,15 +38,16 @@ SetForward sets_of(const BatchNormInference& p) {
           .y = p.y,
           .mean = {},
           .rstd = {},
-          .running_mean = p.running_mean,
-          .running_var = p.running_var,
+          .running_mean = {},
+          .running_var = {},
           .num_batches = {},
+          .given_mean = p.running_mean,
+          .given_var = p.running_var,
           .shape = batch_sets(p.channel),
           .eps = p.eps,
           .momentum = 0,
           .cumulative = false,
-          .activation = p.activation,
-          .given = true};
+          .activation = p.activation};
 }
 SetBackward sets_of(const BatchNormBackward& p) {
   return {.dy = p.dy,

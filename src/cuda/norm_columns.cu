@@ -468,7 +468,7 @@ void launch_forward(const SetForward& p, const Launch& launch) {
                       {static_cast<Acc*>(forward_coefficients(p, parts, launch.workspace)),
                        columns_of(p.x, p.shape)},
                       p.activation};
-  if (!p.given) {
+  if (!p.given()) {
     launch_kernel(columns_moments_kernel<T>, static_cast<unsigned>(columns.blocks()), kSumThreads,
                   0, launch.stream, args);
   }

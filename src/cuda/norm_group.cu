@@ -24,12 +24,13 @@ SetForward sets_of(const GroupNormForward& p) {
           .running_mean = p.running_mean,
           .running_var = p.running_var,
           .num_batches = {},
+          .given_mean = {},
+          .given_var = {},
           .shape = group_sets(p.channel, p.groups),
           .eps = p.eps,
           .momentum = p.momentum,
           .cumulative = false,
-          .activation = p.activation,
-          .given = false};
+          .activation = p.activation};
 }
 SetBackward sets_of(const GroupNormBackward& p) {
   return {.dy = p.dy,

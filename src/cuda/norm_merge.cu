@@ -90,8 +90,9 @@ struct MomentsArgs {
   ChannelVector<Acc> weight, bias;
   SetVector<Acc> mean, rstd;
   Running<Acc> running;
-  bool given;      // running has the statistics
-  int64_t* count;  // of batches, which none of the threads reads; or nullptr
+  SetVector<Acc> given_mean, given_var;  // in place of entries
+  Acc unbiased;                          // n / (n - 1) of n values of a set
+  int64_t* count;                        // of batches, which none of the threads reads; or nullptr
   Acc* averages;
   Coefficients<Acc> coefficients;
   double eps;
@@ -106,9 +107,14 @@ __global__ void __launch_bounds__(kTeamThreads)
   const SetParameters<Acc> parameters(team, args.sets.each, args.weight, args.bias);
   const Acc eps = static_cast<Acc>(args.eps);
   Acc center, rest = 0, rstd;
-  if (args.given) {
-    center = team.active ? args.running.mean.load(team.set) : Acc(0);
-    rstd = team.active ? 1 / sqrt(args.running.var.load(team.set) + eps) : Acc(0);
+  if (args.given_mean) {
+    center = team.active ? args.given_mean.load(team.sample, team.set) : Acc(0);
+    const Acc var = team.active ? args.given_var.load(team.sample, team.set) : Acc(0);
+    rstd = 1 / sqrt(var + eps);
+    if (team.active && team.rank == 0) {
+      if (args.rstd) args.rstd.store(team.sample, team.set, rstd);
+      if (args.running.mean) args.running.update(team.set, center, var * args.unbiased);
+    }
   } else {
     Acc total[2] = {};
     team.for_each(args.sets.entries, [&](int64_t i) {
@@ -273,7 +279,8 @@ void launch_teams(void (*kernel)(Params...), int64_t teams, int bits, void* stre
 
 template <class Acc>
 void launch_merge_moments(const SetForward& p, int64_t parts, const Launch& launch) {
-  const Sets sets(p.x, p.shape, p.given ? 0 : parts);
+  const Sets sets(p.x, p.shape, p.given() ? 0 : parts);
+  const double values = sets.count ? static_cast<double>(p.x.numel() / sets.count) : 0;
   const int bits = team_bits(std::max(sets.entries, sets.each), kShare);
   auto* coefficients = static_cast<Acc*>(forward_coefficients(p, parts, launch.workspace));
   Acc* averages = coefficients + kForwardCoefficients * sets.columns;
@@ -288,7 +295,9 @@ void launch_merge_moments(const SetForward& p, int64_t parts, const Launch& laun
                               SetVector<Acc>(p.mean),
                               SetVector<Acc>(p.rstd),
                               Running<Acc>(p),
-                              p.given,
+                              SetVector<Acc>(p.given_mean),
+                              SetVector<Acc>(p.given_var),
+                              static_cast<Acc>(values / (values - 1)),
                               counts ? p.num_batches.as<int64_t>() : nullptr,
                               averages,
                               {coefficients, sets.columns},
@@ -326,7 +335,7 @@ void launch_merge_sums(const SetBackward& p, int64_t parts, const Launch& launch
 size_t item_bytes(const Tensor& x) { return dtype_size(accumulator_of(x.dtype)); }
 // Items of the entries: aligned for what follows them.
 int64_t moments_items(const SetForward& p, int64_t parts) {
-  return p.given ? 0 : 4 * columns_of(p.x, p.shape) * parts;
+  return p.given() ? 0 : 4 * columns_of(p.x, p.shape) * parts;
 }
 int64_t sums_items(const SetBackward& p, int64_t parts) {
   return needs_sums(p) ? ceil_div(2 * columns_of(p.x, p.shape) * parts, 4) * 4 : 0;

@@ -64,11 +64,13 @@ inline bool planar(const Tensor& t, int channel, Planar& p) {
 // What a forward pass reads and writes.
 struct SetForward {
   Tensor x, weight, bias, residual, y, mean, rstd, running_mean, running_var, num_batches;
+  Tensor given_mean, given_var;  // the statistics where they are given
   SetShape shape;
   double eps, momentum;
   bool cumulative;
   dlk_activation activation;
-  bool given;  // running_mean and running_var are the statistics
+
+  bool given() const { return bool(given_mean); }
 };
 
 // What a backward pass reads and writes.
@@ -82,7 +84,7 @@ struct SetBackward {
 
 // Running statistics are averages over the samples, of which each channel is a set.
 inline bool averages_samples(const SetForward& p) {
-  return p.running_mean && !p.given && p.shape.groups;
+  return p.running_mean && !p.given() && p.shape.groups;
 }
 
 // One way to compute them all. Not const: clang for HIP would emit what is, with its functions of the

@@ -426,7 +426,7 @@ void launch_forward(const SetForward& p, const Launch& launch) {
   args.coefficients = {static_cast<Acc*>(forward_coefficients(p, parts, launch.workspace)),
                        columns_of(p.x, p.shape)};
   args.activation = p.activation;
-  if (!p.given)
+  if (!p.given())
     launch_units(streams_moments_kernel<T, true>, streams_moments_kernel<T, false>, args,
                  launch.stream);
   merge_moments(p, parts, launch);

@@ -290,7 +290,7 @@ unsigned grid_of(const Tensor& x, const SetShape& shape) {
 int held(const SetBackward& p) { return p.y && p.activation != DLK_ACTIVATION_NONE ? 3 : 2; }
 
 const char* supports_forward(const SetForward& p) {
-  if (p.given) return "the statistics are given";
+  if (p.given()) return "the statistics are given";
   return unsuitable(p.shape, {&p.x, &p.residual, &p.y}, 1);
 }
 

@@ -6,6 +6,16 @@
 
 namespace dlkern {
 
+// Of an activation that another op applies.
+inline void require_activation(int32_t activation, double alpha) {
+  if (!is_activation(activation)) {
+    fail(DLK_INVALID_ARGUMENT, "activation is ", activation, ", expected a dlk_activation");
+  }
+  if (activation == DLK_ACTIVATION_SOFTPLUS && alpha == 0) {
+    fail(DLK_INVALID_ARGUMENT, "alpha is ", alpha, ", expected it not to be 0");
+  }
+}
+
 struct ActivationForward {
   Tensor x, y;
   dlk_activation kind;

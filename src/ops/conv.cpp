@@ -2,7 +2,9 @@
 
 #include <dlkern/conv.h>
 
+#include "core/mixed.h"
 #include "core/window.h"
+#include "ops/activation.h"
 #include "ops/gemm_problem.h"
 
 namespace dlkern {
@@ -10,6 +12,7 @@ namespace {
 
 constexpr dlk_conv_params kDefaults = DLK_CONV_PARAMS_INIT;
 constexpr dlk_scaled_conv_params kScaledDefaults = DLK_SCALED_CONV_PARAMS_INIT;
+constexpr dlk_conv_epilogue kNoEpilogue = DLK_CONV_EPILOGUE_INIT;
 
 // Where the dimensions of a tensor lie. Weights are laid out like images, with K in place of N.
 struct Layout {
@@ -146,7 +149,8 @@ void move_trivial_dims_first(ConvProblem& p) {
   };
   const auto exchange = [&](int a, int b) {
     std::swap(g.window[a], g.window[b]);
-    for (int64_t* v : {g.in, g.out, p.x_strides.spatial, p.y_strides.spatial, p.w_strides.taps}) {
+    for (int64_t* v : {g.in, g.out, p.x_strides.spatial, p.y_strides.spatial, p.w_strides.taps,
+                       p.epilogue.residual_strides.spatial, p.epilogue.pre_strides.spatial}) {
       std::swap(v[a], v[b]);
     }
   };
@@ -158,6 +162,7 @@ void move_trivial_dims_first(ConvProblem& p) {
 }
 
 ConvImageStrides image_strides(int layout_kind, const Tensor& t) {
+  if (!t) return {};
   const Layout layout(layout_kind, t.ndim);
   ConvImageStrides strides{t.strides[0], t.strides[layout.channel], {0, 0, 0}};
   for (int d = 0; d < layout.spatial_dims; ++d) {
@@ -169,15 +174,20 @@ ConvImageStrides image_strides(int layout_kind, const Tensor& t) {
 // Checks shapes and fills the problem in. `input` and `output` are the forward op's (or gradients in
 // their place).
 void fill(const Call& call, const dlk_conv_params& p, bool transposed, const Tensor& input,
-          const Tensor& weight, const Tensor& output, const Tensor& bias, ConvProblem& problem) {
+          const Tensor& weight, const Tensor& output, const Tensor& bias,
+          const ConvEpilogue& epilogue, ConvProblem& problem) {
   problem.geometry = make_geometry(call, p, transposed, input, weight);
   const Dims shape = output_shape(p, transposed, problem.geometry, input.ndim);
   call.require_shape(output, {shape.data(), static_cast<size_t>(input.ndim)},
                      cat("from ", input.name, ", ", weight.name, " and params").c_str());
-  if (bias) {
-    const int64_t channels = shape[Layout(p.layout, input.ndim).channel];
-    call.require_shape(bias, {&channels, 1}, "one per output channel");
+  problem.epilogue = epilogue;
+  problem.epilogue.channel = Layout(p.layout, input.ndim).channel;
+  const int64_t channels = shape[problem.epilogue.channel];
+  for (const Tensor* t : {&bias, &epilogue.scale, &epilogue.mean, &epilogue.var}) {
+    if (*t) call.require_shape(*t, {&channels, 1}, "one per output channel");
   }
+  problem.epilogue.residual_strides = image_strides(p.layout, epilogue.residual);
+  problem.epilogue.pre_strides = image_strides(p.layout, epilogue.pre);
   problem.x = transposed ? output : input;
   problem.y = transposed ? input : output;
   problem.w = weight;
@@ -195,9 +205,10 @@ void fill(const Call& call, const dlk_conv_params& p, bool transposed, const Ten
 
 template <ConvDirection kDirection>
 void run(Call& call, const dlk_conv_params& p, bool transposed, const Tensor& input,
-         const Tensor& weight, const Tensor& output, const Tensor& bias) {
+         const Tensor& weight, const Tensor& output, const Tensor& bias,
+         const ConvEpilogue& epilogue = {}) {
   Conv<kDirection> problem{};
-  fill(call, p, transposed, input, weight, output, bias, problem);
+  fill(call, p, transposed, input, weight, output, bias, epilogue, problem);
   call.run(problem);
 }
 
@@ -226,6 +237,54 @@ dlk_status_t forward(const char* op, bool transposed, const DLTensor* x_, const 
       run<ConvDirection::kBackwardInput>(call, p, true, x, weight, y, bias);
     } else {
       run<ConvDirection::kForward>(call, p, false, x, weight, y, bias);
+    }
+  });
+}
+
+ConvEpilogue read_epilogue(Call& call, const dlk_conv_epilogue& e, const Tensor& x, const Tensor& y,
+                           const Tensor& bias) {
+  ConvEpilogue epilogue;
+  epilogue.scale = call.optional_input("scale", e.scale);
+  epilogue.residual = call.optional_input("residual", e.residual);
+  epilogue.pre = call.optional_output("preactivation", e.preactivation);
+  epilogue.mean = call.optional_output("mean", e.mean);
+  epilogue.var = call.optional_output("var", e.var);
+  require_activation(e.activation, e.alpha);
+  epilogue.activation = static_cast<dlk_activation>(e.activation);
+  epilogue.activation_alpha = e.alpha;
+  epilogue.activation_threshold = e.threshold;
+
+  require_mixed_dtype(call, bias, x);
+  require_mixed_dtype(call, epilogue.scale, x);
+  if (bias && epilogue.scale) call.require_same_dtype(bias, epilogue.scale);
+  if (epilogue.residual) call.require_like(epilogue.residual, y);
+  if (epilogue.pre) call.require_like(epilogue.pre, y);
+  if (!epilogue.mean != !epilogue.var) {
+    fail(DLK_INVALID_ARGUMENT, epilogue.mean ? "var" : "mean",
+         " is NULL, expected both mean and var or neither");
+  }
+  for (const Tensor* out : {&epilogue.mean, &epilogue.var}) {
+    if (*out) call.require_dtype(*out, {accumulator_of(x.dtype)});
+  }
+  call.require_outputs_apart();
+  return epilogue;
+}
+
+dlk_status_t bias_act(const char* op, bool transposed, const DLTensor* x_, const DLTensor* weight_,
+                      const dlk_conv_epilogue* epilogue_, const DLTensor* y_,
+                      const dlk_conv_params* params, const dlk_launch* launch) {
+  return entry(op, launch, [&](Call& call) {
+    const dlk_conv_params p = read_params(params, kDefaults);
+    const dlk_conv_epilogue e = read_params(epilogue_, kNoEpilogue, "epilogue");
+    const Tensor x = call.input("x", x_), weight = call.input("weight", weight_);
+    const Tensor bias = call.optional_input("bias", e.bias);
+    const Tensor y = call.output("y", y_);
+    check_tensors(call, {x, weight}, {y});
+    const ConvEpilogue epilogue = read_epilogue(call, e, x, y, bias);
+    if (transposed) {
+      run<ConvDirection::kBackwardInput>(call, p, true, x, weight, y, bias, epilogue);
+    } else {
+      run<ConvDirection::kForward>(call, p, false, x, weight, y, bias, epilogue);
     }
   });
 }
@@ -329,6 +388,19 @@ dlk_status_t dlk_conv_transpose_forward(const DLTensor* x, const DLTensor* weigh
   return dlkern::forward("conv_transpose", true, x, weight, bias, y, params, launch);
 }
 
+dlk_status_t dlk_conv_bias_act_forward(const DLTensor* x, const DLTensor* weight,
+                                       const dlk_conv_epilogue* epilogue, const DLTensor* y,
+                                       const dlk_conv_params* params, const dlk_launch* launch) {
+  return dlkern::bias_act("conv_bias_act", false, x, weight, epilogue, y, params, launch);
+}
+
+dlk_status_t dlk_conv_transpose_bias_act_forward(const DLTensor* x, const DLTensor* weight,
+                                                 const dlk_conv_epilogue* epilogue,
+                                                 const DLTensor* y, const dlk_conv_params* params,
+                                                 const dlk_launch* launch) {
+  return dlkern::bias_act("conv_transpose_bias_act", true, x, weight, epilogue, y, params, launch);
+}
+
 dlk_status_t dlk_conv_transpose_backward_input(const DLTensor* dy, const DLTensor* weight,
                                                const DLTensor* dx, const dlk_conv_params* params,
                                                const dlk_launch* launch) {
@@ -375,7 +447,7 @@ dlk_status_t dlk_scaled_conv(const DLTensor* x_, const DLTensor* weight_, const 
     call.require_disjoint(amax, y);
 
     ScaledConv problem{};
-    fill(call, window, false, x, weight, y, bias, problem);
+    fill(call, window, false, x, weight, y, bias, {}, problem);
     problem.scale_x = scale_x ? scale_x.as<const float>() : nullptr;
     problem.scale_w =
         weight_scale(call, scale_weight, problem.geometry.groups * problem.geometry.k);

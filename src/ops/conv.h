@@ -51,6 +51,7 @@ struct ConvWeightStrides {
 struct ConvEpilogue {
   Tensor scale, residual, pre, mean, var;
   ConvImageStrides residual_strides{}, pre_strides{};
+  int channel = 0;  // the dimension of the result's channels
   dlk_activation activation = DLK_ACTIVATION_NONE;
   double activation_alpha = 1, activation_threshold = 20;
 

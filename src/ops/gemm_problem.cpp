@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/activation_math.h"
+#include "ops/activation.h"
 
 namespace dlkern {
 
@@ -15,12 +15,7 @@ void require_precision(int32_t precision) {
 }
 
 void set_activation(Epilogue& e, int32_t activation, double alpha, double threshold) {
-  if (!is_activation(activation)) {
-    fail(DLK_INVALID_ARGUMENT, "activation is ", activation, ", expected a dlk_activation");
-  }
-  if (activation == DLK_ACTIVATION_SOFTPLUS && alpha == 0) {
-    fail(DLK_INVALID_ARGUMENT, "alpha is ", alpha, ", expected it not to be 0");
-  }
+  require_activation(activation, alpha);
   e.activation = static_cast<dlk_activation>(activation);
   e.activation_alpha = alpha;
   e.activation_threshold = threshold;

@@ -34,11 +34,13 @@ void batch_norm_training(Call& call, BatchNormTraining p, const dlk_batch_norm_p
   require_num_batches(call, p.num_batches, params.cumulative);
   if (p.residual) call.require_like(p.residual, p.x);
   call.require_like(p.y, p.x);
-  require_statistics(call, {&p.mean, &p.rstd}, channels, kWhy, p.x);
+  require_statistics(call, {&p.mean, &p.rstd, &p.var}, channels, kWhy, p.x);
   call.require_same_or_disjoint(p.y, p.residual);
-  require_disjoint(call, {&p.y, &p.mean, &p.rstd, &p.running_mean, &p.running_var, &p.num_batches},
-                   {&p.x, &p.weight, &p.bias});
-  require_disjoint(call, {&p.mean, &p.rstd, &p.running_mean, &p.running_var, &p.num_batches},
+  const Tensor absent, &saved_mean = p.var ? absent : p.mean, &given_mean = p.var ? p.mean : absent;
+  require_disjoint(call,
+                   {&p.y, &saved_mean, &p.rstd, &p.running_mean, &p.running_var, &p.num_batches},
+                   {&p.x, &p.weight, &p.bias, &given_mean, &p.var});
+  require_disjoint(call, {&saved_mean, &p.rstd, &p.running_mean, &p.running_var, &p.num_batches},
                    {&p.residual});
   require_two_values(p.x, channels[0] ? p.x.numel() / channels[0] : 2, "channel");
   p.eps = params.eps;
@@ -150,7 +152,30 @@ dlk_status_t dlk_batch_norm_training(const DLTensor* x, const DLTensor* weight,
                          .num_batches = call.optional_inout("num_batches", num_batches),
                          .y = call.output("y", y),
                          .mean = call.output("mean", save_mean),
-                         .rstd = call.output("rstd", save_rstd)},
+                         .rstd = call.output("rstd", save_rstd),
+                         .var = {}},
+                        read_params(params, kDefaults));
+  });
+}
+
+dlk_status_t dlk_batch_norm_training_given(
+    const DLTensor* x, const DLTensor* mean, const DLTensor* var, const DLTensor* weight,
+    const DLTensor* bias, const DLTensor* residual, const DLTensor* running_mean,
+    const DLTensor* running_var, const DLTensor* num_batches, const DLTensor* y,
+    const DLTensor* save_rstd, const dlk_batch_norm_params* params, const dlk_launch* launch) {
+  return entry("batch_norm_training", launch, [&](Call& call) {
+    batch_norm_training(call,
+                        {.x = call.input("x", x),
+                         .weight = call.optional_input("weight", weight),
+                         .bias = call.optional_input("bias", bias),
+                         .residual = call.optional_input("residual", residual),
+                         .running_mean = call.optional_inout("running_mean", running_mean),
+                         .running_var = call.optional_inout("running_var", running_var),
+                         .num_batches = call.optional_inout("num_batches", num_batches),
+                         .y = call.output("y", y),
+                         .mean = call.input("mean", mean),
+                         .rstd = call.output("rstd", save_rstd),
+                         .var = call.input("var", var)},
                         read_params(params, kDefaults));
   });
 }

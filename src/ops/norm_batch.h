@@ -11,6 +11,7 @@ namespace dlkern {
 // are optional ones that the caller left out.
 struct BatchNormTraining {
   Tensor x, weight, bias, residual, running_mean, running_var, num_batches, y, mean, rstd;
+  Tensor var;  // where present, it and mean are inputs: the statistics of x
   int channel = 0;
   double eps = 0, momentum = 0;
   bool cumulative = false;  // momentum is 1 / (num_batches + 1)

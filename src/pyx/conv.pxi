@@ -11,6 +11,17 @@ cdef extern from "dlkern/conv.h" nogil:
         int32_t pad_begin[3]
         int32_t pad_end[3]
         int32_t output_padding[3]
+    ctypedef struct dlk_conv_epilogue:
+        uint32_t struct_size
+        int32_t activation
+        double alpha
+        double threshold
+        const DLTensor* scale
+        const DLTensor* bias
+        const DLTensor* residual
+        const DLTensor* preactivation
+        const DLTensor* mean
+        const DLTensor* var
     dlk_status_t dlk_conv_output_shape(const DLTensor*, const DLTensor*, const dlk_conv_params*,
                                        int64_t*)
     dlk_status_t dlk_conv_transpose_output_shape(const DLTensor*, const DLTensor*,
@@ -25,6 +36,12 @@ cdef extern from "dlkern/conv.h" nogil:
     dlk_status_t dlk_conv_transpose_forward(const DLTensor*, const DLTensor*, const DLTensor*,
                                             const DLTensor*, const dlk_conv_params*,
                                             const dlk_launch*)
+    dlk_status_t dlk_conv_bias_act_forward(const DLTensor*, const DLTensor*,
+                                           const dlk_conv_epilogue*, const DLTensor*,
+                                           const dlk_conv_params*, const dlk_launch*)
+    dlk_status_t dlk_conv_transpose_bias_act_forward(const DLTensor*, const DLTensor*,
+                                                     const dlk_conv_epilogue*, const DLTensor*,
+                                                     const dlk_conv_params*, const dlk_launch*)
     dlk_status_t dlk_conv_transpose_backward_input(const DLTensor*, const DLTensor*,
                                                    const DLTensor*, const dlk_conv_params*,
                                                    const dlk_launch*)
@@ -77,6 +94,46 @@ def conv(x, weight, bias, bint transposed, tuple window, out, stream):
                                                          &call.launch)
             else:
                 call.status = dlk_conv_forward(tx, tweight, tbias, ty, &params, &call.launch)
+    return call.result()
+
+
+def conv_bias_act(x, weight, bias, scale, residual, activation, alpha, bint preactivation,
+                  bint stats, bint transposed, tuple window, out, out_preactivation, out_mean,
+                  out_var, stream):
+    """y, and behind it preactivation, mean and var as far as they are wanted."""
+    cdef Call call = Call(conv_op(transposed, "_bias_act"), stream)
+    cdef const DLTensor* tx = call.input("x", x)
+    cdef const DLTensor* tweight = call.input("weight", weight)
+    cdef dlk_conv_epilogue epilogue
+    memset(&epilogue, 0, sizeof(dlk_conv_epilogue))
+    epilogue.struct_size = sizeof(dlk_conv_epilogue)
+    epilogue.bias = call.optional_input("bias", bias)
+    epilogue.scale = call.optional_input("scale", scale)
+    epilogue.residual = call.optional_input("residual", residual)
+    epilogue.activation = activation_of(call, activation)
+    epilogue.alpha = alpha_of(call, epilogue.activation, alpha)
+    epilogue.threshold = DLK_ACTIVATION_THRESHOLD
+    cdef int64_t shape[8]
+    cdef dlk_conv_params params
+    conv_params(call, "x", tx, "weight", tweight, window, &params)
+    check(dlk_conv_transpose_output_shape(tx, tweight, &params, shape) if transposed
+          else dlk_conv_output_shape(tx, tweight, &params, shape))
+    cdef int64_t* channels = &shape[1 if params.layout == DLK_LAYOUT_NCHW else tx.ndim - 1]
+    cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
+    if preactivation:
+        epilogue.preactivation = call.output("preactivation", out_preactivation, tx.ndim, shape,
+                                             tx.dtype)
+    if stats:
+        epilogue.mean = call.output("mean", out_mean, 1, channels, accumulator_of(tx.dtype))
+        epilogue.var = call.output("var", out_var, 1, channels, accumulator_of(tx.dtype))
+    while call.pending():
+        with nogil:
+            if transposed:
+                call.status = dlk_conv_transpose_bias_act_forward(tx, tweight, &epilogue, ty,
+                                                                  &params, &call.launch)
+            else:
+                call.status = dlk_conv_bias_act_forward(tx, tweight, &epilogue, ty, &params,
+                                                        &call.launch)
     return call.result()
 
 

@@ -10,6 +10,10 @@ cdef extern from "dlkern/norm.h" nogil:
         const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
         const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
         const dlk_batch_norm_params*, const dlk_launch*)
+    dlk_status_t dlk_batch_norm_training_given(
+        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
+        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
+        const DLTensor*, const dlk_batch_norm_params*, const dlk_launch*)
     dlk_status_t dlk_batch_norm_inference(
         const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
         const DLTensor*, const DLTensor*, const dlk_batch_norm_params*, const dlk_launch*)
@@ -70,7 +74,9 @@ def batch_norm(x, weight, bias, running_mean, running_var, residual, activation,
 
 
 def batch_norm_training(x, weight, bias, running_mean, running_var, residual, activation, momentum,
-                        num_batches_tracked, eps, layout, out, out_mean, out_rstd, stream):
+                        num_batches_tracked, mean, var, eps, layout, out, out_mean, out_rstd,
+                        stream):
+    """y, mean and rstd, or y and rstd where mean and var are given."""
     cdef Call call = Call("batch_norm_training", stream)
     cdef const DLTensor* tx = call.input("x", x)
     cdef const DLTensor* tweight = call.optional_input("weight", weight)
@@ -79,6 +85,8 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, residual, ac
     cdef const DLTensor* tmean = call.optional_inout("running_mean", running_mean)
     cdef const DLTensor* tvar = call.optional_inout("running_var", running_var)
     cdef const DLTensor* tcount = call.optional_inout("num_batches_tracked", num_batches_tracked)
+    cdef const DLTensor* tgiven_mean = call.optional_input("mean", mean)
+    cdef const DLTensor* tgiven_var = call.optional_input("var", var)
     call.rename("num_batches", "num_batches_tracked")
     cdef dlk_batch_norm_params params = batch_params(call, tx, layout, eps, activation)
     if momentum is None:
@@ -92,13 +100,20 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, residual, ac
     cdef DLDataType wide = accumulator_of(tx.dtype)
     call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output_like("y", out, tx)
-    cdef const DLTensor* tsave_mean = call.output("mean", out_mean, 1, &channels, wide)
+    cdef const DLTensor* tsave_mean = NULL
+    if tgiven_mean == NULL:
+        tsave_mean = call.output("mean", out_mean, 1, &channels, wide)
     cdef const DLTensor* tsave_rstd = call.output("rstd", out_rstd, 1, &channels, wide)
     while call.pending():
         with nogil:
-            call.status = dlk_batch_norm_training(tx, tweight, tbias, tresidual, tmean, tvar,
-                                                  tcount, ty, tsave_mean, tsave_rstd, &params,
-                                                  &call.launch)
+            if tgiven_mean == NULL:
+                call.status = dlk_batch_norm_training(tx, tweight, tbias, tresidual, tmean, tvar,
+                                                      tcount, ty, tsave_mean, tsave_rstd, &params,
+                                                      &call.launch)
+            else:
+                call.status = dlk_batch_norm_training_given(
+                    tx, tgiven_mean, tgiven_var, tweight, tbias, tresidual, tmean, tvar, tcount,
+                    ty, tsave_rstd, &params, &call.launch)
     return call.result()
 
 
