@@ -19,7 +19,7 @@ std::vector<Impl<Problem>> joined(std::initializer_list<ImplList<Problem>> kinds
 template <>
 ImplList<ConvForward> gpu_impls<ConvForward>() {
   static const auto all = joined<ConvForward>(
-      {conv_forward_depthwise_impls(), conv_forward_pointwise_impls(),
+      {conv_forward_depthwise_impls(), conv_forward_pointwise_impls(), conv_forward_groups_impls(),
 #if DLKERN_WITH_SM90
        conv_forward_few_channels_sm90_impls(), conv_forward_sm90_impls(),
        conv_forward_planes_sm90_impls(),
@@ -32,6 +32,7 @@ template <>
 ImplList<ConvBackwardInput> gpu_impls<ConvBackwardInput>() {
   static const auto all = joined<ConvBackwardInput>(
       {conv_backward_input_depthwise_impls(), conv_backward_input_pointwise_impls(),
+       conv_backward_input_groups_impls(),
 #if DLKERN_WITH_SM90
        conv_backward_input_sm90_impls(), conv_backward_input_planes_sm90_impls(),
 #endif
@@ -44,6 +45,7 @@ template <>
 ImplList<ConvBackwardWeight> gpu_impls<ConvBackwardWeight>() {
   static const auto all = joined<ConvBackwardWeight>(
       {conv_backward_weight_depthwise_impls(), conv_backward_weight_pointwise_impls(),
+       conv_backward_weight_groups_impls(),
 #if DLKERN_WITH_SM90
        conv_backward_weight_few_channels_sm90_impls(), conv_backward_weight_sm90_impls(),
 #endif

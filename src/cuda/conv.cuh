@@ -7,6 +7,7 @@
 #include <climits>
 
 #include "core/fast_div.h"
+#include "cuda/conv_axes.h"
 #include "cuda/prims/simt_gemm.cuh"
 #include "ops/conv.h"
 
@@ -79,7 +80,7 @@ struct TapIndex {
 // Where a tap finds its value for a pixel of the result.
 //   direct   (forward, backward_weight) at position pixel * stride - pad + tap * dilation of x
 //   inverse  (backward_input) at position (pixel + pad - tap * dilation) / stride of dy, if whole
-// Positions are 32-bit: see fits().
+// Positions are 32-bit: see fits() of conv_axes.h.
 template <bool kInverse>
 struct Gather {
   struct Pixel {
@@ -155,19 +156,6 @@ struct Gather {
     return find(p, t, offset) ? static_cast<Accumulator<T>>(image[offset]) : Accumulator<T>(0);
   }
 };
-
-// nullptr where all positions that a window reaches, padding included, count in 32 bits.
-inline const char* fits(const ConvGeometry& g) {
-  for (int d = 0; d < 3; ++d) {
-    const Window& w = g.window[d];
-    const int64_t reach = w.start(std::max<int64_t>(g.out[d], 1) - 1) + w.span();
-    if (std::max({reach, g.in[d], g.out[d]}) + w.pad_begin > INT_MAX || w.stride > INT_MAX ||
-        w.dilation > INT_MAX) {
-      return "a spatial extent with its padding is 2^31 or more";
-    }
-  }
-  return nullptr;
-}
 
 // The patch matrix [pixel, (channel, tap)] of an image as an operand, with pixels as rows or as
 // positions of the sum.

@@ -20,6 +20,11 @@ ImplList<ConvBackwardWeight> conv_backward_weight_few_channels_sm90_impls();
 ImplList<ConvForward> conv_forward_depthwise_impls();
 ImplList<ConvBackwardInput> conv_backward_input_depthwise_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_depthwise_impls();
+// Many groups of a few channels each, by the tensor cores or by multiply-adds, compute capability 8.0
+// and newer.
+ImplList<ConvForward> conv_forward_groups_impls();
+ImplList<ConvBackwardInput> conv_backward_input_groups_impls();
+ImplList<ConvBackwardWeight> conv_backward_weight_groups_impls();
 // One tap that moves nowhere: the matrix products of gemm.h.
 ImplList<ConvForward> conv_forward_pointwise_impls();
 ImplList<ConvBackwardInput> conv_backward_input_pointwise_impls();

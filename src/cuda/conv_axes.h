@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 #include <numeric>
 
 #include "ops/conv.h"
@@ -39,6 +40,19 @@ struct Axes {
   bool has_taps() const { return axis[0].taps && axis[1].taps && axis[2].taps; }
   int64_t pixels(int64_t n) const { return n * axis[0].count * axis[1].count * axis[2].count; }
 };
+
+// nullptr where all positions that a window reaches, padding included, count in 32 bits.
+inline const char* fits(const ConvGeometry& g) {
+  for (int d = 0; d < 3; ++d) {
+    const Window& w = g.window[d];
+    const int64_t reach = w.start(std::max<int64_t>(g.out[d], 1) - 1) + w.span();
+    if (std::max({reach, g.in[d], g.out[d]}) + w.pad_begin > INT_MAX || w.stride > INT_MAX ||
+        w.dilation > INT_MAX) {
+      return "a spatial extent with its padding is 2^31 or more";
+    }
+  }
+  return nullptr;
+}
 
 inline Axes forward_axes(const ConvGeometry& g) {
   Axes axes;
