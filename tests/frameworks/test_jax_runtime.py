@@ -129,6 +129,26 @@ def test_donated_arrays_are_updated_in_place(jax_device):
         np.testing.assert_allclose(result, e, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_images_are_not_copied_for_a_step(layout, jax_device):
+    """Neither the order of axes nor the layouts that XLA chooses make it move an image."""
+    last = layout == "NHWC"
+    shapes = (2, 6, 6, 4), (8, 3, 3, 4)
+    x, w = (normal(*s) if last else normal(s[0], s[3], *s[1:3]) for s in shapes)
+    scale, shift = np.ones(8, "float32"), np.zeros(8, "float32")
+
+    def loss(w, scale, x):
+        y = dkj.conv(x, w, padding=1, layout=layout)
+        y = dkj.batch_norm_training(y, scale, shift, activation="relu", layout=layout)[0]
+        y = dkj.max_pool(y, 2, layout=layout)
+        return dkj.mean(dkj.relu(dkj.adaptive_avg_pool(y, 1, layout=layout)))
+
+    program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(w, scale, x).compile().as_text()
+    moved = [line for line in program.splitlines() if re.search(r"= \S+ (copy|transpose)\(", line)]
+    assert "custom-call" in program
+    assert not moved
+
+
 def test_arrays_that_are_not_donated_stay_as_they_are(jax_device):
     param, grad = jnp.asarray(normal(5, 6)), jnp.asarray(normal(5, 6))
     before = np.array(param)
