@@ -82,7 +82,7 @@ struct Sm90ConvArgs : Sm90Args {
   // kColumnsA: how the result leaves, if its pixels are no rows of a matrix.
   bool scatters = false;
   Sm90Pixels result;
-  Sm90Elements elements;    // kColumnsA of planes: the result
+  Sm90Elements elements;           // kColumnsA of planes: the result
   int result_channels = 0;         // of a group, also where it does not scatter
   const float* factors = nullptr;  // kFactors, of all groups' channels; at a multiple of 8 bytes
   // kMoments: for every 64 rows, the last of which may be fewer, mean and sum of squared deviations of
