@@ -119,6 +119,7 @@ def conv_bias_act(x, weight, bias, scale, residual, activation, alpha, bint prea
     check(dlk_conv_transpose_output_shape(tx, tweight, &params, shape) if transposed
           else dlk_conv_output_shape(tx, tweight, &params, shape))
     cdef int64_t* channels = &shape[1 if params.layout == DLK_LAYOUT_NCHW else tx.ndim - 1]
+    call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     if preactivation:
         epilogue.preactivation = call.output("preactivation", out_preactivation, tx.ndim, shape,

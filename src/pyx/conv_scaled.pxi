@@ -34,6 +34,7 @@ def scaled_conv(x, weight, scale_x, scale_weight, bias, tuple window, activation
         check(dlk_conv_output_shape(tx, tweight, &params.conv, shape))
     plain = (scale_x is None and scale_weight is None and bias is None and activation is None
              and scale_out is None and not amax and out_amax is None)
+    call.keep_format(tx, params.conv.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape,
                                           result_dtype(call, out_dtype, tx.dtype, plain))
     cdef const DLTensor* tamax = NULL

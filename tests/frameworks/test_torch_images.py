@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import dlkern
 import dlkern.torch as dkt
 import dlkern.torch.functional as F
 
@@ -130,6 +131,19 @@ def test_results_can_be_changed_in_place(device):
     y += 1
     y.sum().backward()
     torch.testing.assert_close(w.grad, torch.autograd.grad(F.conv2d(x, w).sum(), w)[0])
+
+
+def test_results_of_8_bits_and_of_fused_convolutions(device):
+    x, w = (t.detach() for t in tensors([X2, (4, 6, 3, 3)], 1, device, last=True))
+    y, before = dlkern.conv_bias_act(x, w, activation="relu", preactivation=True)[:2]
+    assert is_last(y)
+    assert is_last(before)
+    eighths = [(t * 8).to(torch.int8) for t in (x, w)]
+    y = dkt.scaled_conv(*eighths, out_dtype="float32")
+    assert is_last(y)
+    with FakeTensorMode() as mode:
+        fake = dkt.scaled_conv(*map(mode.from_tensor, eighths), out_dtype="float32")
+    assert fake.stride() == y.stride()
 
 
 def test_statistics_are_given_no_gradients(device):
