@@ -85,12 +85,11 @@ struct Sm90ConvArgs : Sm90Args {
   Sm90Elements elements;           // kColumnsA of planes: the result
   int result_channels = 0;         // of a group, also where it does not scatter
   const float* factors = nullptr;  // kFactors, of all groups' channels; at a multiple of 8 bytes
-  // kMoments: for every 64 rows, the last of which may be fewer, mean and sum of squared deviations of
+  // kMoments: for every kSm90MomentsRows rows, the last of which may be fewer, mean and sum of squared deviations of
   // all columns of all groups.
   float2* moments = nullptr;
   int moments_columns = 0;
 };
-inline constexpr int kSm90MomentsRows = 64;
 
 // ---- Configurations ----------------------------------------------------------------------------
 

@@ -114,6 +114,7 @@ enum Sm90Feature : uint32_t {
   kMoments = 8192   // of y's columns
 };
 inline constexpr uint32_t kNeedsFull = kMore | kStrided;
+inline constexpr int kSm90MomentsRows = 64;  // those of a slab: kMoments are of so many
 
 // A matrix that is added in pairs of neighbours, times `factor`: before the activation, or after it.
 struct Sm90Pairs {
