@@ -67,6 +67,58 @@ def test_copied_images(gpu, rng, layout, dtype):
     check(gpu, dtype, rng, case, "contiguous" if layout == "NCHW" else "strided")
 
 
+# Channels first: results whose pixels leave 8, 4, 2 or 1 at a time, with every width of tiles.
+PLANES = {
+    "8 pixels": Case(3, 64, 72, (12, 10), (3, 3), (1, 1), PAD),
+    "4 pixels": Case(5, 64, 136, (14, 14), (3, 3), (1, 1), PAD),
+    "2 pixels": Case(4, 64, 67, (9, 14), (3, 3), (1, 1), PAD),
+    "1 pixel": Case(5, 72, 64, (7, 7), (3, 3), (1, 1), PAD),
+    "wide": Case(9, 128, 264, (28, 28), (3, 3), (1, 1), PAD),
+    "large": Case(3, 61, 96, (40, 56), (3, 3), (1, 1), PAD),
+    "strided": Case(4, 64, 128, (15, 28), (3, 3), (2, 2), PAD),
+    "groups": Case(3, 64, 128, (12, 10), (3, 3), (1, 1), PAD, groups=3),
+    "5x5": Case(4, 64, 64, (14, 14), (5, 5), (1, 1), ((2, 2), (2, 2))),
+    "1d": Case(3, 64, 64, (400,), (5,), (2,), ((2, 1),)),
+    "3d": Case(2, 64, 64, (8, 6, 10), (3, 2, 3), (1, 1, 1), ((1, 1), (0, 1), (1, 1))),
+}  # fmt: skip
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", PLANES)
+def test_channels_first(gpu, rng, name, dtype):
+    _dlkern.set_implementations("wgmma_sm90_copied")
+    check(gpu, dtype, rng, PLANES[name])
+
+
+def test_only_operands_are_copied(gpu, rng):
+    """A result that is channels first leaves as it is; an image and weights are transposed."""
+    _dlkern.set_implementations("wgmma_sm90_copied")
+    case = PLANES["8 pixels"]
+    x, w, *_ = case.arrays(rng, "bfloat16")
+    (plan,) = dlkern.explain(dlkern.conv, gpu.array(x), gpu.array(w), **case.arguments)
+    room = lambda a: -(-a.size * 2 // 256) * 256  # noqa: E731
+    assert plan.workspace_bytes == room(x) + room(w)
+
+
+@pytest.mark.parametrize("name", ["8 pixels", "4 pixels", "1 pixel"])
+def test_channels_first_of_channels_last(gpu, rng, name):
+    """Nothing is copied where the result alone has its channels first."""
+    torch = pytest.importorskip("torch")
+    case = PLANES[name]
+    x, w, b, *_ = (torch.from_dlpack(gpu.array(a)) for a in case.arrays(rng, "bfloat16"))
+    last = torch.channels_last
+    x, w = x.to(memory_format=last), w.to(memory_format=last)
+    shape = (case.batch, case.k, *case.outputs)
+    empty = lambda order: torch.empty(  # noqa: E731
+        shape, dtype=torch.bfloat16, device="cuda", memory_format=order
+    )
+    _dlkern.set_implementations("wgmma_sm90")
+    options = case.arguments
+    first = dlkern.conv(x, w, b, **options, out=empty(torch.contiguous_format))
+    assert torch.equal(first, dlkern.conv(x, w, b, **options, out=empty(last)))
+
+
 FEW_CHANNELS = {
     "7x7": Case(3, 3, 64, (30, 37), (7, 7), (2, 2), ((3, 3), (3, 3))),
     "patches": Case(2, 3, 96, (24, 32), (4, 4), (4, 4)),
@@ -86,13 +138,39 @@ FEW_CHANNELS = {
 @pytest.mark.parametrize("name", FEW_CHANNELS)
 def test_few_channels(gpu, rng, name, layout, dtype):
     """By windows of neighbouring pixels; input gradients are another kernel's."""
-    _dlkern.set_implementations("wgmma_sm90_windows,wgmma_sm90,implicit_gemm")
+    _dlkern.set_implementations("wgmma_sm90_windows,wgmma_sm90,mma_sm80_few_channels,implicit_gemm")
     if layout == "NHWC":  # y in 16 bytes, so that nothing else takes it
         case = Case(**{**FEW_CHANNELS[name].__dict__, "layout": layout})
         x, w = (gpu.array(case.place(a)) for a in case.arrays(rng, dtype)[:2])
         (plan,) = dlkern.explain(dlkern.conv, x, w, **case.arguments)
         assert plan.implementation == "wgmma_sm90_windows"
     check(gpu, dtype, rng, Case(**{**FEW_CHANNELS[name].__dict__, "layout": layout}))
+
+
+FEW_RESULTS = {
+    "7x7": Case(3, 3, 64, (34, 69), (7, 7), (2, 2), ((3, 3), (3, 3))),
+    "3x3": Case(2, 3, 40, (17, 33), (3, 3), (1, 1), PAD),
+    "patches": Case(2, 8, 72, (20, 34), (2, 2), (2, 2)),
+    "many channels summed": Case(2, 1, 200, (35, 36), (3, 3), (2, 2), PAD),
+    "stride along w": Case(2, 5, 64, (18, 37), (5, 4), (1, 2), ((2, 2), (1, 2))),
+    "stride without taps": Case(3, 4, 64, (19, 21), (1, 1), (2, 2)),
+    "taps beyond the image": Case(2, 3, 16, (3, 4), (7, 7), (2, 1), ((3, 4), (5, 3))),
+}  # fmt: skip
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", FEW_RESULTS)
+def test_gradients_of_few_channels(gpu, rng, name, dtype):
+    """Input gradients, the forward pass of the transposed convolution, and where a NaN goes."""
+    case = Case(**{**FEW_RESULTS[name].__dict__, "layout": "NHWC"})
+    _dlkern.set_implementations("mma_sm80_few_channels,implicit_gemm")
+    x, w, _, _, dy = (gpu.array(case.place(a) if a.ndim > 1 else a)
+                      for a in case.arrays(rng, dtype))  # fmt: skip
+    (plan,) = dlkern.explain(dlkern.conv_backward_input, dy, w, x.shape, **case.arguments)
+    assert plan.implementation == "mma_sm80_few_channels"
+    check(gpu, dtype, rng, case)
+    check_nan_of_gradient(gpu, rng, case)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -180,20 +258,24 @@ def test_weights_channels_first(gpu, rng, dtype):
     torch.testing.assert_close(dx, again)
 
 
-@pytest.mark.parametrize("name", ["3x3", "strided", "stride without taps", "many parts"])
-def test_infinities_stay_where_they_are(gpu, rng, name):
-    """A NaN of an image or a filter reaches those results alone that have it among their terms."""
-    case = Case(**{**CASES[name].__dict__, "layout": "NHWC"})
+def check_nan_of_gradient(gpu, rng, case):
     x, w, _, _, dy = case.arrays(rng, "float16")
-    dy[0, 3, 2, 1] = np.nan
+    at = (0, -1, *(n // 2 for n in case.outputs))
+    dy[at] = np.nan
     dx = dlkern.conv_backward_input(
         gpu.array(case.place(dy)), gpu.array(case.place(w)), case.place(x).shape, **case.arguments
     )
     nan = np.isnan(float64(case.unplace(gpu.numpy(dx))))
     one = np.zeros_like(float64(dy))
-    one[0, 3, 2, 1] = 1
+    one[at] = 1
     reached = conv_oracle.backward_input(one, np.ones(w.shape), case.extents, **case.oracle) > 0
     assert (nan == reached).all()
+
+
+@pytest.mark.parametrize("name", ["3x3", "strided", "stride without taps", "many parts"])
+def test_infinities_stay_where_they_are(gpu, rng, name):
+    """A NaN of an image or a filter reaches those results alone that have it among their terms."""
+    check_nan_of_gradient(gpu, rng, Case(**{**CASES[name].__dict__, "layout": "NHWC"}))
 
 
 def test_repetitions(gpu, rng):

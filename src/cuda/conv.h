@@ -25,6 +25,8 @@ ImplList<ConvBackwardWeight> conv_backward_weight_depthwise_impls();
 ImplList<ConvForward> conv_forward_groups_impls();
 ImplList<ConvBackwardInput> conv_backward_input_groups_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_groups_impls();
+// Gradients of a few channels by mma.sync, compute capability 8.0.
+ImplList<ConvBackwardInput> conv_backward_input_few_channels_impls();
 // One tap that moves nowhere: the matrix products of gemm.h.
 ImplList<ConvForward> conv_forward_pointwise_impls();
 ImplList<ConvBackwardInput> conv_backward_input_pointwise_impls();
@@ -51,8 +53,10 @@ namespace gpu {
 // none, or nullptr.
 const char* pointwise_product(const ConvProblem& p, Gemm& g);
 
-// The gradient of a bias, which the problem has.
+// The gradient of a bias, which the problem has. It takes the workspace from its begin, where whatever
+// else lay is lost; conv.cu sees to it that there is room.
 void add_bias_gradient(const ConvProblem& p, const Launch& launch);
+size_t bias_gradient_workspace_bytes(const ConvProblem& p);
 
 // Float32 by multiply-adds, if *condition (on the device) is not 0: forward or (inverse) the input
 // gradient, and the gradient of the weights without that of a bias, which takes workspace.

@@ -1,7 +1,6 @@
-// Convolution's weight gradient, and the bias gradient:
+// Convolution's weight gradient:
 //
 //   dw[k, c, t] = sum_pixel dy[pixel, k] x[pixel * stride - pad + t * dilation, c]
-//   dbias[k]    = sum_pixel dy[pixel, k]        (transposed: of x, whose role is the output's)
 //
 // an implicit matrix product [k, (c, t)] over a shared-memory tile, with the pixels of all images as
 // the index of the sum. Operands are read along pixels, or along channels where those lie closer
@@ -11,7 +10,7 @@
 // order. Sums in float32 (float64 for float64).
 // Groups of a few channels (depthwise) have no tile worth sharing: the threads of a block share the
 // sum of one weight, or of the same weight of 32 neighbouring channels (NHWC).
-// Bound by FMA issue; the direct kernel and the bias gradient by memory.
+// Bound by FMA issue; the direct kernel by memory.
 #include "cuda/conv.h"
 
 #include "cuda/conv.cuh"
@@ -175,48 +174,6 @@ __global__ void __launch_bounds__(kSumThreads) conv_weight_direct_kernel(const A
   }
 }
 
-struct BiasArgs {
-  PixelIndex pixels;
-  ConvImageStrides strides;
-  const void* dy;
-  void* dbias;
-  int64_t channels, stride;
-  bool accumulate;
-};
-
-template <class T, int kLanes>
-__global__ void __launch_bounds__(kSumThreads) conv_bias_gradient_kernel(const BiasArgs args) {
-  using Acc = Accumulator<T>;
-  for (int64_t first = int64_t{blockIdx.x} * kLanes; first < args.channels;
-       first += int64_t{gridDim.x} * kLanes) {
-    const int64_t channel = first + threadIdx.x % kLanes;
-    const T* dy = static_cast<const T*>(args.dy) + channel * args.strides.c;
-    const int64_t count = channel < args.channels ? args.pixels.count : 0;
-    const Acc sum = lane_sum<Acc>(count, kLanes, [&](int64_t pixel) {
-      return static_cast<Acc>(dy[args.pixels.offset(pixel, args.strides)]);
-    });
-    if (threadIdx.x < kLanes && channel < args.channels) {
-      store(static_cast<T*>(args.dbias) + channel * args.stride, args.accumulate, sum);
-    }
-  }
-}
-
-template <class T>
-void launch_bias(const ConvProblem& p, const Launch& launch) {
-  const ConvGeometry& g = p.geometry;
-  const BiasArgs args{PixelIndex(g.batch, p.transposed ? g.in : g.out),
-                      p.transposed ? p.x_strides : p.y_strides,
-                      (p.transposed ? p.x : p.y).data,
-                      p.bias.data,
-                      g.groups * (p.transposed ? g.c : g.k),
-                      p.bias.strides[0],
-                      p.accumulate};
-  const bool last = std::abs(args.strides.c) < std::abs(args.strides.spatial[2]);
-  launch_kernel(last ? conv_bias_gradient_kernel<T, 32> : conv_bias_gradient_kernel<T, 1>,
-                grid_of(last ? ceil_div(args.channels, 32) : args.channels), kSumThreads, 0,
-                launch.stream, args);
-}
-
 // How the product is cut up. It follows from the extents alone, since the bits depend on it.
 struct Plan {
   bool big;
@@ -292,8 +249,8 @@ constexpr Impl<ConvBackwardWeight> kBackwardWeight[] = {
      [](const ConvBackwardWeight& p, const Launch& launch) {
        dispatch_floating(p.x.dtype, [&]<class T>() {
          if (p.w.numel() > 0) launch_direct<T>(p, launch);
-         if (p.bias) launch_bias<T>(p, launch);
        });
+       if (p.bias) add_bias_gradient(p, launch);
      }},
     {"implicit_gemm", [](const ConvBackwardWeight& p) { return fits(p.geometry); },
      [](const ConvBackwardWeight& p) {
@@ -302,8 +259,8 @@ constexpr Impl<ConvBackwardWeight> kBackwardWeight[] = {
      [](const ConvBackwardWeight& p, const Launch& launch) {
        dispatch_floating(p.x.dtype, [&]<class T>() {
          if (p.w.numel() > 0) launch_gemm<T>(p, launch);
-         if (p.bias) launch_bias<T>(p, launch);
        });
+       if (p.bias) add_bias_gradient(p, launch);
      }},
 };
 
@@ -315,9 +272,5 @@ void gpu::run_weights_simt_if(const ConvProblem& p, const int* condition, const 
   launch_gemm<float>(p, launch, condition);
 }
 size_t gpu::weights_simt_workspace_bytes(const ConvProblem& p) { return plan_of<float>(p).bytes; }
-
-void gpu::add_bias_gradient(const ConvProblem& p, const Launch& launch) {
-  dispatch_floating(p.x.dtype, [&]<class T>() { launch_bias<T>(p, launch); });
-}
 
 }  // namespace dlkern

@@ -25,6 +25,66 @@ int image_config(int64_t rows, int64_t cols, int64_t groups, int64_t stages,
   return best;
 }
 
+// ---- Pixels without taps -----------------------------------------------------------------------
+
+// Of a strided input gradient: those whose residues along all dimensions have taps are not touched, all
+// others are set to zero. Some neighbouring threads, up to 32, share a pixel's pieces of 16 bytes.
+struct Zeros {
+  uint8_t* y;
+  int64_t n, stride[3];  // bytes; of w, h and d
+  FastDiv extent[3], step[3];
+  uint32_t residues_with_taps[3];  // bits
+  int pixels, chunks, thread_bits;
+
+  Zeros(const ConvProblem& p, const Image& image)
+      : y(static_cast<uint8_t*>(image.data)),
+        n(image.n_stride * image.bytes),
+        pixels(static_cast<int>(image.pixels())),
+        chunks(static_cast<int>(ceil_div(image.channels * image.bytes, 16))),
+        thread_bits(0) {
+    while (thread_bits < 5 && 1 << thread_bits < chunks) ++thread_bits;
+    for (int i = 0; i < 3; ++i) {
+      const Window& w = p.geometry.window[2 - i];
+      stride[i] = image.stride[i] * image.bytes;
+      extent[i] = FastDiv(image.extent[i]);
+      step[i] = FastDiv(w.stride);
+      residues_with_taps[i] = 0;
+      for (int64_t r = 0; r < std::min(w.stride, image.extent[i]); ++r) {
+        residues_with_taps[i] |= uint32_t{gradient_axis(w, image.extent[i], r).taps > 0} << r;
+      }
+    }
+  }
+  int64_t threads() const { return int64_t{pixels} << thread_bits; }
+};
+
+__global__ void __launch_bounds__(256) conv_zeros_kernel(const Zeros args) {
+  const int64_t thread = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  int rest = static_cast<int>(thread >> args.thread_bits);
+  if (rest >= args.pixels) return;
+  int64_t at = 0;
+  bool has_taps = true;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const int next = args.extent[i].quick(rest);
+    const int position = rest - next * static_cast<int>(args.extent[i].divisor());
+    const int stride = static_cast<int>(args.step[i].divisor());
+    const int residue = position - args.step[i].quick(position) * stride;
+    has_taps = has_taps && (args.residues_with_taps[i] >> residue & 1);
+    at += position * args.stride[i];
+    rest = next;
+  }
+  if (has_taps) return;
+  auto* to = reinterpret_cast<uint4*>(args.y + rest * args.n + at);
+  const int threads = 1 << args.thread_bits;
+  for (int i = threadIdx.x & (threads - 1); i < args.chunks; i += threads) to[i] = uint4{};
+}
+
+void write_zeros(const ConvProblem& p, const Image& to, const Launch& launch) {
+  const Zeros zeros(p, to);
+  launch_kernel(conv_zeros_kernel, static_cast<unsigned>(ceil_div(zeros.threads(), 256)), 256, 0,
+                launch.stream, zeros);
+}
+
 // ---- Images by weights -------------------------------------------------------------------------
 
 // Forward, or the input gradient, which is the forward of the transposed convolution.
@@ -33,6 +93,7 @@ struct ImagePlan {
   Mma mma{};
   bool inverse = false, along_k = true;
   Image from, to;
+  int unit = 0;          // the result leaves channel by channel, so many pixels at once
   int64_t c = 0, k = 0;  // channels of a group, summed and of the result
   Weights weights{};
   Stage from_stage, to_stage, weights_stage, scale_stage;
@@ -99,6 +160,8 @@ ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
 
   const char* of_from = unsuitable(plan.from, false);
   const char* of_to = unsuitable(plan.to, true);
+  if (of_to && kinds == 1 && !p.is_fused()) plan.unit = pixels_at_once(plan.to);
+  if (plan.unit) of_to = nullptr;
   plan.reason = staging_declines(staging, of_from, of_to, g);
   if (plan.reason) return plan;
   const Tensor *from = inverse ? &p.y : &p.x, *to = inverse ? &p.x : &p.y;
@@ -106,13 +169,15 @@ ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
   if (of_to) plan.to_stage = Stage(pixels_by_channels(*to, plan.to), plan.workspace_bytes);
   // In a gradient, rows of the weights are summed: as they lie only for 16-bit types.
   plan.along_k = !inverse;
-  if (const auto weights = weights_in_place(p); weights && !(inverse && plan.mma == Mma::kTf32)) {
+  const bool transposed = inverse && plan.mma == Mma::kTf32;
+  if (const auto weights = weights_in_place(p); weights && !transposed) {
     plan.weights = *weights;
   } else {
-    plan.along_k = true;
-    plan.weights_stage = Stage(rows_by_columns(p, inverse), plan.workspace_bytes);
-    const Dims& s = plan.weights_stage.copy.strides;
-    plan.weights = {nullptr, plan.k, plan.c, s[1], s[4], s[0]};
+    plan.along_k = plan.along_k || transposed;
+    plan.weights_stage = Stage(rows_by_columns(p, transposed), plan.workspace_bytes);
+    const Tensor& copy = plan.weights_stage.copy;
+    const Dims& s = copy.strides;
+    plan.weights = {nullptr, copy.shape[1], copy.shape[5], s[1], s[4], s[0]};
   }
   const Tensor& scale = p.epilogue.scale;
   if (scale && (scale.dtype != DType::kFloat32 || (scale.strides[0] != 1 && plan.to.channels > 1) ||
@@ -194,8 +259,12 @@ void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, con
   args.scatters =
       plan.inverse && (g.window[0].stride > 1 || g.window[1].stride > 1 || g.window[2].stride > 1);
   args.scatters = args.scatters || !to.is_matrix();
-  CUtensorMap map_y;
-  if (args.scatters) {
+  CUtensorMap map_y{};
+  if (plan.unit) {
+    args.by_channel = {
+        plan.unit,   static_cast<uint16_t*>(to.data), plan.k * to.channel_stride, to.channel_stride,
+        to.n_stride, FastDiv(to.pixels() / to.n)};
+  } else if (args.scatters) {
     args.result = pixels_of(result, d);
     map_y = columns_map(to, result, d, map_type(plan.mma, false), 16);
   } else {
@@ -217,19 +286,19 @@ void run_axes(const ConvProblem& p, const ImagePlan& plan, const Axes& axes, con
 }
 
 void run_images(const ConvProblem& p, ImagePlan plan, const Launch& launch) {
-  if (plan.from_stage.tensor) {
-    plan.from_stage.fill(launch);
-    plan.from = staged(plan.from, plan.from_stage.at(launch));
-  }
+  fill({&plan.from_stage, &plan.weights_stage}, launch);
+  if (plan.from_stage.tensor) plan.from = staged(plan.from, plan.from_stage.at(launch));
   if (plan.to_stage.tensor) plan.to = staged(plan.to, plan.to_stage.at(launch));
-  if (plan.weights_stage.tensor) {
-    plan.weights_stage.fill(launch);
-    plan.weights.data = plan.weights_stage.at(launch).data;
-  }
+  if (plan.weights_stage.tensor) plan.weights.data = plan.weights_stage.at(launch).data;
   if (plan.scale_stage.tensor) plan.scale_stage.fill(launch);
+  // Pixels that no tap reaches: together, where they are zeros.
+  bool zeros = false;
   for_each_axes(p, plan.inverse, [&](const Axes& axes, const Axes& result) {
-    run_axes(p, plan, axes, result, launch);
+    const bool is_zero = !axes.has_taps() && !p.bias && !p.is_fused();
+    if (!is_zero) return run_axes(p, plan, axes, result, launch);
+    zeros = true;
   });
+  if (zeros) write_zeros(p, plan.to, launch);
   if (plan.to_stage.tensor) plan.to_stage.empty(launch);
   if (p.epilogue.has_moments()) {
     sm90_merge_moments(moments_at(plan, launch), plan.to.pixels(), p.epilogue, launch);

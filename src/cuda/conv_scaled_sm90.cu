@@ -219,15 +219,10 @@ void launch_plan(const ScaledConv& p, const Plan& plan, const Launch& launch) {
 
 void run(const ScaledConv& p, Plan plan, const Launch& launch) {
   clear_amax(plan.left, launch);
-  if (plan.from_stage.tensor) {
-    plan.from_stage.fill(launch);
-    plan.from = staged(plan.from, plan.from_stage.at(launch));
-  }
+  fill({&plan.from_stage, &plan.weights_stage}, launch);
+  if (plan.from_stage.tensor) plan.from = staged(plan.from, plan.from_stage.at(launch));
   if (plan.to_stage.tensor) plan.to = staged(plan.to, plan.to_stage.at(launch));
-  if (plan.weights_stage.tensor) {
-    plan.weights_stage.fill(launch);
-    plan.weights.data = plan.weights_stage.at(launch).data;
-  }
+  if (plan.weights_stage.tensor) plan.weights.data = plan.weights_stage.at(launch).data;
   launch_plan(p, plan, launch);
   if (plan.to_stage.tensor) plan.to_stage.empty(launch);
 }

@@ -146,6 +146,8 @@ Sm90Kernel conv_kernel_of_16_bits(int config, bool weights_along_k) {
       return make_sm90_conv_kernel<kMma, 3, false>();
     case 4:
       return make_sm90_conv_kernel<kMma, 4, false>();
+    case 5:
+      return make_sm90_conv_kernel<kMma, 5, false>();
     default:
       return {};
   }

@@ -77,12 +77,22 @@ struct Sm90Elements {
   }
 };
 
+// A result of 16 bits whose channels each have their pixels beside each other. `unit` of them are stored
+// at once: 8, 4, 2 or 1; an image's pixels and all strides are multiples of it. 0: it is none such.
+struct Sm90ByChannel {
+  int unit = 0;
+  uint16_t* y = nullptr;
+  int64_t group = 0, c = 0, n = 0;  // strides
+  FastDiv pixels;                   // of an image
+};
+
 struct Sm90ConvArgs : Sm90Args {
   Sm90Columns columns;
   // kColumnsA: how the result leaves, if its pixels are no rows of a matrix.
   bool scatters = false;
   Sm90Pixels result;
   Sm90Elements elements;           // kColumnsA of planes: the result
+  Sm90ByChannel by_channel;        // kColumnsA
   int result_channels = 0;         // of a group, also where it does not scatter
   const float* factors = nullptr;  // kFactors, of all groups' channels; at a multiple of 8 bytes
   // kMoments: for every kSm90MomentsRows rows, the last of which may be fewer, mean and sum of squared deviations of
@@ -102,9 +112,10 @@ inline constexpr Sm90Config kSm90ConvConfigs[] = {
     // Gradients of weights: kColumnsB.
     {.m = 128, .n = 192, .stages = 4, .consumers = 2, .multicast = 2, .share_a = true},
     {.m = 64, .n = 192, .stages = 6, .consumers = 1},
+    {.m = 128, .n = 256, .stages = 4, .consumers = 2},
 };
 // clang-format on
-inline constexpr int kSm90ConvImageConfigs = 3, kSm90ConvConfigCount = 5;
+inline constexpr int kSm90ConvImageConfigs = 3, kSm90ConvConfigCount = 6;
 
 // float32 as bfloat16 planes: three, or two for tf32.
 struct Sm90PlaneConfig {

@@ -7,10 +7,10 @@
 #include <optional>
 
 #include "cuda/conv_axes.h"
+#include "cuda/conv_layout.h"
 #include "cuda/conv_sm90.h"
 #include "cuda/gemm_pack.h"
 #include "cuda/prims/tensor_map.h"
-#include "ops/layout.h"
 
 namespace dlkern::conv_sm90 {
 
@@ -77,6 +77,26 @@ inline const char* unsuitable(const Image& image, bool is_result) {
   return copyable ? nullptr : "an image's address, channels or strides are not for bulk copies";
 }
 
+// Pixels that can be stored at once, up to 8 of 16 bits, where those of a channel are neighbours; else 0.
+inline int pixels_at_once(const Image& image) {
+  int64_t pixels = 1;
+  for (int d = 0; d < 3; ++d) {
+    if (image.extent[d] > 1 && image.stride[d] != pixels) return 0;
+    pixels *= image.extent[d];
+  }
+  if (image.bytes != 2) return 0;
+  int unit = 8;
+  const auto fits = [&](int64_t stride, int64_t extent) {
+    return extent == 1 || stride % unit == 0;
+  };
+  while (unit > 1 &&
+         !(pixels % unit == 0 && reinterpret_cast<uintptr_t>(image.data) % (2 * unit) == 0 &&
+           fits(image.channel_stride, image.channels) && fits(image.n_stride, image.n))) {
+    unit /= 2;
+  }
+  return unit;
+}
+
 // ---- Copies in the workspace -------------------------------------------------------------------
 
 // A tensor that is copied to the workspace, or from there, where kernels cannot take it as it lies:
@@ -104,7 +124,10 @@ struct Stage {
     return t;
   }
   void fill(const Launch& launch) const { run_copy(tensor, at(launch), launch); }
-  void empty(const Launch& launch) const { run_copy(at(launch), tensor, launch); }
+  void empty(const Launch& launch) const {
+    const Piece piece{at(launch), tensor};
+    copy_layouts({&piece, 1}, launch);
+  }
 
  private:
   static void run_copy(const Tensor& x, const Tensor& y, const Launch& launch) {
@@ -118,6 +141,16 @@ struct Stage {
     fail(DLK_INTERNAL, "no copy for a convolution");
   }
 };
+
+// Fills those that are wanted, in one launch where that goes.
+inline void fill(const Stage* const (&stages)[2], const Launch& launch) {
+  Piece pieces[2];
+  size_t count = 0;
+  for (const Stage* stage : stages) {
+    if (stage->tensor) pieces[count++] = {stage->tensor, stage->at(launch)};
+  }
+  copy_layouts({pieces, count}, launch);
+}
 
 // As [n, d, h, w, c].
 inline Tensor pixels_by_channels(const Tensor& t, const Image& image) {

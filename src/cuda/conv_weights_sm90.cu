@@ -31,25 +31,27 @@ struct WeightPlan {
   size_t workspace_bytes = 0;  // the sums of parts come first
 };
 
-// How many parts a sum over so many stages is cut into: by an estimate of the clocks.
-int64_t parts_for(const Sm90Config& c, int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
+// In how many parts a sum over so many stages is cut, and the clocks that this takes: an estimate, fitted
+// to times on an H200.
+struct Cut {
+  int64_t parts = 1;
+  double clocks = 0;
+};
+
+Cut cut_for(const Sm90Config& c, int64_t rows, int64_t cols, int64_t groups, int64_t stages) {
   const int64_t sms = multiprocessor_count();
   const int64_t tiles =
       ceil_div(rows, c.m) * ceil_div(cols, c.n * c.multicast) * c.multicast * groups;
   const int products = c.planes * (c.planes + 1) / 2;
-  const double stage = std::max(products * c.m * c.n / 32.0,
+  const double stage = std::max(products * c.m * c.n / 32.0 * (c.m == 64 ? 1.33 : 1.1),
                                 c.planes * (c.m / c.multicast + c.n) * kSwizzleBytes / 60.0);
-  int64_t best = 1;
-  double least = 0;
+  Cut best;
   for (int64_t parts = 1; parts <= std::max<int64_t>(stages / 8, 1) && parts <= sms; ++parts) {
     const double waves = ceil_div(tiles * parts, sms);
     const double sums =
-        parts == 1 ? 0 : 4000 + 8.0 * (parts + 1) * groups * rows * cols / (sms * 20);
-    const double cost = waves * (ceil_div(stages, parts) * stage + 2500) + sums;
-    if (parts == 1 || cost < least) {
-      best = parts;
-      least = cost;
-    }
+        parts == 1 ? 0 : 4000 + 17.0 * (parts + 1) * groups * rows * cols / (sms * 20);
+    const double clocks = waves * (ceil_div(stages, parts) * stage + 2500) + sums;
+    if (parts == 1 || clocks < best.clocks) best = {parts, clocks};
   }
   return best;
 }
@@ -64,21 +66,27 @@ bool stores_directly(const ConvProblem& p, const Sm90Spread& spread) {
          is_copyable(s.group, g.groups, 2);
 }
 
-// The tile and kernel, by the rows.
+// The tile, the kernel and the parts.
 void choose_kernel(const ConvProblem& p, WeightPlan& plan) {
-  const bool wide = p.geometry.k > 64;
-  if (!plan.planes) {
-    const int config = kSm90ConvImageConfigs + (wide ? 0 : 1);
-    plan.tile = kSm90ConvConfigs[config];
-    plan.kernel = find_kernel(plan.mma, config, false);
-    return;
+  const ConvGeometry& g = p.geometry;
+  Cut best;
+  const auto consider = [&](const Sm90Config& tile, auto&& kernel) {
+    const Cut cut = cut_for(tile, g.k, plan.cols, g.groups, plan.blocks);
+    if (plan.kernel.function && cut.clocks >= best.clocks) return;
+    best = cut;
+    plan.tile = tile;
+    plan.kernel = kernel();
+  };
+  for (int i = kSm90ConvImageConfigs; !plan.planes && i < kSm90ConvConfigCount; ++i) {
+    consider(kSm90ConvConfigs[i], [&] { return find_kernel(plan.mma, i, false); });
   }
-  for (int i = 0; i < kSm90PlaneConfigCount; ++i) {
+  for (int i = 0; plan.planes && i < kSm90PlaneConfigCount; ++i) {
     const Sm90PlaneConfig& c = kSm90PlaneConfigs[i];
-    if (!c.of_weights || c.tile.planes != plan.planes || (c.tile.m > 64) != wide) continue;
-    plan.tile = c.tile;
-    plan.kernel = sm90_conv_kernel_planes(i);
+    if (!c.of_weights || c.tile.planes != plan.planes || (c.tile.m > 64) != (g.k > 64)) continue;
+    consider(c.tile, [&] { return sm90_conv_kernel_planes(i); });
   }
+  plan.part_blocks = ceil_div(plan.blocks, best.parts);
+  plan.parts = ceil_div(plan.blocks, plan.part_blocks);
 }
 
 WeightPlan plan_weights(const ConvProblem& p, Operands operands, const Sm90Spread& spread = {}) {
@@ -106,11 +114,8 @@ WeightPlan plan_weights(const ConvProblem& p, Operands operands, const Sm90Sprea
     plan.reason = staging_declines(operands == Operands::kCopied, of_x, of_dy, g);
   }
   if (plan.reason) return plan;
-  choose_kernel(p, plan);
   plan.blocks = ceil_div(dy.pixels(), 64);
-  const int64_t parts = parts_for(plan.tile, g.k, plan.cols, g.groups, plan.blocks);
-  plan.part_blocks = ceil_div(plan.blocks, parts);
-  plan.parts = ceil_div(plan.blocks, plan.part_blocks);
+  choose_kernel(p, plan);
   plan.direct = plan.parts == 1 && !planes && stores_directly(p, spread);
   if (!plan.direct) {
     plan.workspace_bytes =
@@ -132,8 +137,8 @@ struct SumArgs {
   const float* sums;  // [group, part, k, tap, padded channel]
   void* dw;
   ConvWeightStrides strides;
-  FastDiv c, taps, taps_hw, taps_w, k;
-  int64_t count, parts, cols, padded, part_size;
+  FastDiv padded, taps, taps_hw, taps_w, of_group, k;
+  int64_t channels, count, parts, part_size;
   PartsShare share;
   Sm90Spread spread;
   FastDiv spread_padded;
@@ -141,22 +146,23 @@ struct SumArgs {
   const int* skip;  // optional: nothing is done where it is not 0
 };
 
+// Elements are counted as they lie in a part: where they go is found out by the thread that stores them.
 template <class T>
 __global__ void __launch_bounds__(kPartsThreads) conv_weight_sum_kernel(const SumArgs args) {
   if (args.skip && *args.skip) return;
-  int64_t c = args.share.element();
-  bool there = c < args.count;
-  int64_t tap = args.c.divide(c), k = args.taps.divide(tap), group = args.k.divide(k);
-  const float* from =
-      args.sums + group * args.parts * args.part_size + k * args.cols + tap * args.padded + c;
+  int64_t c = args.share.element(), in_part = c;
+  const bool there = c < args.count;
+  const float* from = args.sums + args.of_group.divide(in_part) * args.parts * args.part_size;
+  float sum = args.share.sum(there ? from + in_part : nullptr, args.part_size, args.parts);
+  if (!there || !args.share.leads()) return;
+  int64_t tap = args.padded.divide(c), k = args.taps.divide(tap), group = args.k.divide(k);
   const ConvWeightStrides& s = args.strides;
   int64_t at = group * s.group + k * s.k;
+  if (c >= args.channels) return;
   if (args.spread.padded) {
     at += args.spread_padded.divide(c) * args.spread.stride;
-    if (c >= args.spread.channels) there = false;
+    if (c >= args.spread.channels) return;
   }
-  float sum = args.share.sum(there ? from : nullptr, args.part_size, args.parts);
-  if (!there || !args.share.leads()) return;
   const int64_t d = args.taps_hw.divide(tap), h = args.taps_w.divide(tap);
   at += c * s.c + d * s.taps[0] + h * s.taps[1] + tap * s.taps[2];
   T* to = static_cast<T*>(args.dw) + at;
@@ -171,15 +177,15 @@ void add_weight_parts(const ConvProblem& p, const WeightPlan& plan, const Sm90Sp
   const SumArgs args{static_cast<const float*>(launch.workspace),
                      p.w.data,
                      p.w_strides,
-                     FastDiv(g.c),
+                     FastDiv(plan.chunks * 64),
                      FastDiv(g.taps()),
                      FastDiv(hw),
                      FastDiv(w),
+                     FastDiv(g.k * plan.cols),
                      FastDiv(g.k),
-                     g.groups * g.k * g.taps() * g.c,
+                     g.c,
+                     g.groups * g.k * plan.cols,
                      plan.parts,
-                     plan.cols,
-                     plan.chunks * 64,
                      g.k * plan.cols,
                      PartsShare(plan.parts),
                      spread,
@@ -210,12 +216,9 @@ void run_weights(const ConvProblem& p, const WeightPlan& plan, const Launch& lau
   const int64_t x_group = plan.planes ? padded_channels(g.c) : g.c;
   const int64_t dy_group = plan.planes ? padded_channels(g.k) : g.k;
   const int64_t dy_plane = dy_group * g.groups;
-  for (const auto& [stage, image] :
-       {std::pair(&plan.x_stage, &x), std::pair(&plan.dy_stage, &dy)}) {
-    if (!stage->tensor) continue;
-    stage->fill(launch);
-    *image = staged(*image, stage->at(launch));
-  }
+  fill({&plan.x_stage, &plan.dy_stage}, launch);
+  if (plan.x_stage.tensor) x = staged(x, plan.x_stage.at(launch));
+  if (plan.dy_stage.tensor) dy = staged(dy, plan.dy_stage.at(launch));
   const bool d = has_d(g);
   Sm90ConvArgs args;
   args.features = kWide;

@@ -176,7 +176,7 @@ class Sm90Output {
     lane_ = threadIdx.x % 32;
     warp_ = warp_uniform(threadIdx.x / 32 % 4);
     slabs_ = shared.slabs + consumer * T::kSlabs * T::kSlab;
-    if (kWarpSlabs || !args.transposed) slabs_ += warp_ * (T::kSlab / 4);
+    if (!is_by_channel() && (kWarpSlabs || !args.transposed)) slabs_ += warp_ * (T::kSlab / 4);
     columns_ = shared.columns + consumer * T::kVectors * T::C.n;
     first_row_ = T::C.ping_pong ? 0 : consumer * T::kConsumerRows;
   }
@@ -325,6 +325,15 @@ class Sm90Output {
   }
   __device__ void sync() const { named_barrier_sync(1 + consumer_, 128); }
 
+  // Of a convolution: each channel of y has its pixels beside each other. All warps share a slab then.
+  __device__ bool is_by_channel() const {
+    if constexpr (kFuses) {
+      return args_.by_channel.unit != 0;
+    } else {
+      return false;
+    }
+  }
+
   // Those who share a slab: a warp, or all of the consumer. One of them stores it.
   __device__ void sync_slab() const { kWarpSlabs ? __syncwarp() : sync(); }
   __device__ bool is_leader() const { return (kWarpSlabs || warp_ == 0) && elect_one(); }
@@ -461,7 +470,11 @@ class Sm90Output {
             if constexpr (kWithBias) v[i] += column[first + fragment_col(i)];
           }
         }
-        chunk_to_slab16<16, T::C.cluster_k>(v, T::kMma != Mma::kFloat16, to, first);
+        if (T::C.cluster_k || is_by_channel()) {
+          chunk_to_slab16<16, true>(v, T::kMma != Mma::kFloat16, to, first);
+        } else {
+          chunk_to_slab16<16, false>(v, T::kMma != Mma::kFloat16, to, first);
+        }
       }
     }
   }
@@ -511,6 +524,9 @@ class Sm90Output {
     store_slab(t, row, col - first, to);
   }
   __device__ __forceinline__ void store_slab(const Sm90Tile& t, int row, int col, uint8_t* to) {
+    if constexpr (kFuses) {
+      if (is_by_channel()) return store_channels(t, row, col, to);
+    }
     fence_async_shared();
     sync_slab();
     if (is_leader()) {
@@ -633,6 +649,48 @@ class Sm90Output {
     } else {
       const int at4[4] = {at[0], at[1], at[2], at[3]};
       tma_store_im2col(&map_y_, from, at4);
+    }
+  }
+
+  // A slab with a row of 64 pixels for each channel. It is written again after all threads have met
+  // for the other slab, and so have read this one.
+  __device__ __forceinline__ void store_channels(const Sm90Tile& t, int row, int col,
+                                                 uint8_t* from) {
+    sync();
+    switch (args_.by_channel.unit) {
+      case 8:
+        store_units<8>(t, row, col, from);
+        break;
+      case 4:
+        store_units<4>(t, row, col, from);
+        break;
+      case 2:
+        store_units<2>(t, row, col, from);
+        break;
+      default:
+        store_units<1>(t, row, col, from);
+    }
+    slab_ ^= 1;
+  }
+  // kUnit pixels of each thread, neighbours beside each other, of one channel after the other.
+  template <int kUnit>
+  __device__ __forceinline__ void store_units(const Sm90Tile& t, int row, int col,
+                                              uint8_t* slab) const {
+    using Unit = Vec<uint16_t, kUnit>;
+    constexpr int kUnits = 64 / kUnit,
+                  kStep = 128 / kUnits;  // units of a channel; channels at once
+    const auto& y = args_.by_channel;
+    const int in_slab = threadIdx.x % kUnits * kUnit, pixel = t.m + row + in_slab;
+    if (pixel >= t.m_end) return;
+    const int channel = threadIdx.x % 128 / kUnits, n = y.pixels.quick(pixel);
+    const int left = t.n_end - t.n - col;
+    uint16_t* to = y.y + t.item * y.group + (t.n + col + channel) * y.c + n * y.n +
+                   (pixel - n * static_cast<int>(y.pixels.divisor()));
+#pragma unroll 8
+    for (int c = channel; c < 64; c += kStep, to += kStep * y.c) {
+      if (c >= left) return;
+      const uint8_t* from = slab_at(slab, c, in_slab / 8) + in_slab % 8 * 2;
+      *reinterpret_cast<Unit*>(to) = *reinterpret_cast<const Unit*>(from);
     }
   }
 

@@ -1,11 +1,7 @@
 // Transposed copies through shared memory: x runs along one axis (rows), y along another (columns).
 //
-// Tiles: a block reads 128 rows x 128 bytes of columns along x and writes them along y, 16 bytes at
-// a time on each side whose addresses and extents allow it. The tile lies in shared memory as it was
-// read, [column][row], in chunks of 16 bytes whose place within a column's 128 bytes is changed by an
-// exclusive or with a function of the column (slot()), so that both 16 bytes of a column and 4 bytes
-// of each of many columns come from different banks. 4 bytes are 4, 2 or 1 rows of a column, and the
-// bytes of 16, 8 or 4 columns make 16 bytes of each of those rows.
+// Tiles: a block moves a tile of prims/transposed_tile.cuh, 16 bytes at a time on each side whose
+// addresses and extents allow it.
 //
 // Planes: one side interleaves a few planes without gaps ([h][k], k < K; RGB images, 7 x 7 maps), the
 // other has them apart ([k][h]). A block reads all planes of some h, so that the interleaved side is
@@ -14,139 +10,15 @@
 // Bound by memory: each side is read or written once, in whole sectors. Items are moved by size.
 #include "core/fast_div.h"
 #include "cuda/layout.h"
-#include "cuda/prims/gpu.h"
-#include "cuda/prims/vec.cuh"
+#include "cuda/prims/transposed_tile.cuh"
 
 namespace dlkern::gpu {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kChunk = 16;   // bytes of one access
-constexpr int kPitch = 128;  // bytes that chunks change places in
-
-template <class T>
-constexpr int kPerChunk = kChunk / static_cast<int>(sizeof(T));
-
-// Where chunk j of a column (or plane) lies among its chunks.
-template <class T>
-__device__ int slot(int j, int column) {
-  return j ^ ((column / kPerChunk<T> ^ column) & 7);
-}
-// Byte offset of an item in shared memory, for columns of `pitch` bytes.
-template <class T>
-__device__ int place(int column, int row, int pitch) {
-  const int at = row * static_cast<int>(sizeof(T));
-  return column * pitch + slot<T>(at / kChunk, column) * kChunk + at % kChunk;
-}
 
 // Blocks of a grid: one for each tile, so that none waits for another's end.
 int one_block_each(int64_t tiles) { return grid_for(tiles, 1, 1 << 20); }
 
 // ---- Tiles ------------------------------------------------------------------------------------
-
-template <class T>
-constexpr int kTileRows = sizeof(T) == 4 ? 32 : 128;
-template <class T>
-constexpr int kTileColumns = sizeof(T) == 4 ? 64 : kPitch / static_cast<int>(sizeof(T));
-
-template <class T>
-struct Tile {
-  static constexpr int kRows = kTileRows<T>, kColumns = kTileColumns<T>;
-  static constexpr int kColumnBytes = kRows * static_cast<int>(sizeof(T));
-  static constexpr int kBytes = kColumnBytes * kColumns;
-  // What 4 (8) bytes of a column hold.
-  using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
-  static constexpr int kRowsOfWord = static_cast<int>(sizeof(Word) / sizeof(T));
-
-  char* memory;
-  int rows, columns;  // that there are
-
-  __device__ bool has(int column, int row) const { return column < columns && row < rows; }
-  template <class Access>
-  __device__ Access& at(int column, int row) const {
-    return *reinterpret_cast<Access*>(memory + place<T>(column, row, kColumnBytes));
-  }
-
-  // Access: a chunk, or an item. x's rows are adjacent in the former case.
-  template <class Access>
-  __device__ void read(const T* from, const Transposition& t) const {
-    constexpr int n = sizeof(Access) / sizeof(T), kPerColumn = kRows / n;
-    constexpr int kStep = kThreads / kPerColumn;  // columns
-    constexpr int kAll = kColumns / kStep, kLoads = kAll < 16 ? kAll : 16;
-    const int r = threadIdx.x % kPerColumn * n;
-    int c = threadIdx.x / kPerColumn;
-    from += c * t.x_column + r * (n > 1 ? 1 : t.x_row);
-    for (int first = 0; first < kAll; first += kLoads) {
-      Access v[kLoads];
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        if (has(c + i * kStep, r)) v[i] = *reinterpret_cast<const Access*>(from);
-        from += kStep * t.x_column;
-      }
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i, c += kStep) {
-        if (has(c, r)) at<Access>(c, r) = v[i];
-      }
-    }
-  }
-
-  // By chunks of y, whose columns are adjacent.
-  __device__ void write_chunks(T* to, const Transposition& t) const {
-    constexpr int n = kPerChunk<T>, kChunks = kColumns / n;
-    constexpr int kStep = kThreads / kChunks * kRowsOfWord;  // rows
-    const int c = threadIdx.x % kChunks * n;
-    int r = threadIdx.x / kChunks * kRowsOfWord;
-    to += r * t.y_row + c;
-#pragma unroll
-    for (int job = 0; job < kRows / kStep; ++job, r += kStep, to += kStep * t.y_row) {
-      Word w[n];
-#pragma unroll
-      for (int i = 0; i < n; ++i) w[i] = at<Word>(c + i, r);
-#pragma unroll
-      for (int p = 0; p < kRowsOfWord; ++p) {
-        if (has(c, r + p)) *reinterpret_cast<uint4*>(to + p * t.y_row) = row_of(w, p);
-      }
-    }
-  }
-
-  // By items: 32 threads take 16 neighbouring columns of two words, so that pieces of y's lines are
-  // long and banks differ but for pairs.
-  __device__ void write_items(T* to, const Transposition& t) const {
-    constexpr int kGroups = kColumns / 16, kStep = 16 / kGroups * kRowsOfWord;  // rows
-    const int c = threadIdx.x % 16 + threadIdx.x / 32 % kGroups * 16;
-    int r = (threadIdx.x / 16 % 2 + threadIdx.x / (32 * kGroups) * 2) * kRowsOfWord;
-    to += r * t.y_row + c * t.y_column;
-#pragma unroll 4
-    for (int job = 0; job < kRows / kStep; ++job, r += kStep, to += kStep * t.y_row) {
-      const Word w = at<Word>(c, r);
-#pragma unroll
-      for (int p = 0; p < kRowsOfWord; ++p) {
-        if (has(c, r + p)) to[p * t.y_row] = static_cast<T>(w >> (8 * sizeof(T) * p));
-      }
-    }
-  }
-
-  // Row p of the words of neighbouring columns.
-  static __device__ uint4 row_of(const Word (&w)[kPerChunk<T>], int p) {
-    uint32_t v[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (sizeof(T) == 8) {
-        v[i] = static_cast<uint32_t>(w[i / 2] >> (i % 2 * 32));
-      } else if constexpr (sizeof(T) == 4) {
-        v[i] = w[i];
-      } else if constexpr (sizeof(T) == 2) {
-        v[i] = __byte_perm(w[2 * i], w[2 * i + 1], p == 0 ? 0x5410 : 0x7632);
-      } else {
-        const uint32_t selector = p | (4 + p) << 4;
-        const uint32_t low = __byte_perm(w[4 * i], w[4 * i + 1], selector);
-        const uint32_t high = __byte_perm(w[4 * i + 2], w[4 * i + 3], selector);
-        v[i] = __byte_perm(low, high, 0x5410);
-      }
-    }
-    return {v[0], v[1], v[2], v[3]};
-  }
-};
 
 // Blocks of a multiprocessor, at least: as many as registers allow without spills.
 template <class T>
@@ -161,34 +33,30 @@ struct Tiling {
   int64_t count;
 
   explicit Tiling(const Transposition& t)
-      : down(ceil_div(t.rows, kTileRows<T>)),
-        across(ceil_div(t.columns, kTileColumns<T>)),
+      : down(ceil_div(t.rows, TransposedTile<T>::kRows)),
+        across(ceil_div(t.columns, TransposedTile<T>::kColumns)),
         count(t.outer.numel * down.divisor() * across.divisor()) {}
 };
 
 template <class T, bool kWideX, bool kWideY>
-__global__ void __launch_bounds__(kThreads, tiles_blocks<T>(kWideX&& kWideY))
+__global__ void __launch_bounds__(kTileThreads, tiles_blocks<T>(kWideX&& kWideY))
     tiles_kernel(const T* x, T* y, Transposition t, Tiling<T> tiling) {
-  constexpr int kRows = kTileRows<T>, kColumns = kTileColumns<T>;
-  __shared__ __align__(kChunk) char memory[Tile<T>::kBytes];
+  using Tile = TransposedTile<T>;
+  __shared__ __align__(kChunk) char memory[Tile::kBytes];
   const auto number = static_cast<int>(blockIdx.x);
   const int rest = tiling.across.quick(number), batch = tiling.down.quick(rest);
   const int64_t column =
-      int64_t{number - rest * static_cast<int>(tiling.across.divisor())} * kColumns;
-  const int64_t row = int64_t{rest - batch * static_cast<int>(tiling.down.divisor())} * kRows;
+      int64_t{number - rest * static_cast<int>(tiling.across.divisor())} * Tile::kColumns;
+  const int64_t row = int64_t{rest - batch * static_cast<int>(tiling.down.divisor())} * Tile::kRows;
   int64_t at[2];
   t.outer.offsets(batch, at);
-  const Tile<T> tile{memory, static_cast<int>(min(t.rows - row, int64_t{kRows})),
-                     static_cast<int>(min(t.columns - column, int64_t{kColumns}))};
+  const Tile tile{memory, static_cast<int>(min(t.rows - row, int64_t{Tile::kRows})),
+                  static_cast<int>(min(t.columns - column, int64_t{Tile::kColumns}))};
   const T* from = x + at[1] + row * t.x_row + column * t.x_column;
   T* to = y + at[0] + row * t.y_row + column * t.y_column;
   tile.template read<std::conditional_t<kWideX, uint4, T>>(from, t);
   __syncthreads();
-  if constexpr (kWideY) {
-    tile.write_chunks(to, t);
-  } else {
-    tile.write_items(to, t);
-  }
+  tile.template write<std::conditional_t<kWideY, uint4, T>>(to, t);
 }
 
 // Whether a side can be taken 16 bytes at a time, along an axis of stride `step` beside another of
@@ -215,7 +83,7 @@ void launch_tiles(const CopyPlan& plan, const Launch& launch) {
                           ? (wide_y ? tiles_kernel<T, true, true> : tiles_kernel<T, true, false>)
                           : (wide_y ? tiles_kernel<T, false, true> : tiles_kernel<T, false, false>);
   const Tiling<T> tiling(t);
-  launch_kernel(kernel, static_cast<unsigned>(tiling.count), kThreads, 0, launch.stream,
+  launch_kernel(kernel, static_cast<unsigned>(tiling.count), kTileThreads, 0, launch.stream,
                 static_cast<const T*>(plan.x), static_cast<T*>(plan.y), t, tiling);
 }
 
@@ -240,15 +108,15 @@ constexpr int kMaxPlanes = 256;
 template <class Access, class Valid, class Load, class Store>
 __device__ void move(int count, Valid&& valid, Load&& load, Store&& store) {
   constexpr int kUnroll = sizeof(Access) == kChunk ? 4 : 8;
-  for (int first = threadIdx.x; first < count; first += kUnroll * kThreads) {
+  for (int first = threadIdx.x; first < count; first += kUnroll * kTileThreads) {
     Access v[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      if (valid(first + i * kThreads)) v[i] = load(first + i * kThreads);
+      if (valid(first + i * kTileThreads)) v[i] = load(first + i * kTileThreads);
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      if (valid(first + i * kThreads)) store(first + i * kThreads, v[i]);
+      if (valid(first + i * kTileThreads)) store(first + i * kTileThreads, v[i]);
     }
   }
 }
@@ -324,7 +192,7 @@ struct PlanesOfBlock {
 };
 
 template <class T, bool kWide, bool kGathers>
-__global__ void __launch_bounds__(kThreads, sizeof(T) > 1 ? 3 : 2)
+__global__ void __launch_bounds__(kTileThreads, sizeof(T) > 1 ? 3 : 2)
     planes_kernel(const T* x, T* y, Planes p) {
   extern __shared__ __align__(kChunk) char memory[];
   using Access = Vec<T, kWide ? kPerChunk<T> : 1>;
@@ -386,7 +254,7 @@ void launch_planes(const CopyPlan& plan, const Launch& launch) {
   const auto kernel =
       wide ? (p.gathers ? planes_kernel<T, true, true> : planes_kernel<T, true, false>)
            : (p.gathers ? planes_kernel<T, false, true> : planes_kernel<T, false, false>);
-  launch_kernel(kernel, one_block_each(p.blocks()), kThreads,
+  launch_kernel(kernel, one_block_each(p.blocks()), kTileThreads,
                 p.run() * p.count.divisor() * sizeof(T), launch.stream,
                 static_cast<const T*>(plan.x), static_cast<T*>(plan.y), p);
 }
