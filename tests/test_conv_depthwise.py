@@ -20,6 +20,9 @@ CASES = {
     "3x3, strided": Case(2, 1, 1, (29, 34), (3, 3), (2, 2), PAD, groups=64),
     "5x5": Case(2, 1, 1, (17, 41), (5, 5), (1, 1), ((2, 2), (2, 2)), groups=80),
     "5x5, strided": Case(2, 1, 1, (23, 40), (5, 5), (2, 2), ((1, 2), (2, 1)), groups=8),
+    "rows of groups": Case(2, 1, 1, (13, 32), (3, 3), (1, 1), PAD, groups=6),
+    "rows of groups, 5x5": Case(2, 1, 1, (9, 20), (5, 5), (1, 1), ((2, 2), (2, 2)), groups=5),
+    "rows of groups, 7x7": Case(2, 1, 1, (11, 8), (7, 7), (1, 1), ((3, 3), (3, 3)), groups=16),
     "7x7": Case(2, 1, 1, (14, 15), (7, 7), (1, 1), ((3, 3), (3, 3)), groups=96),
     "small images": Case(5, 1, 1, (3, 2), (7, 7), (1, 1), ((3, 3), (3, 3)), groups=16),
     "dilated": Case(2, 1, 1, (31, 33), (3, 3), (1, 1), ((6, 6), (5, 7)), (6, 6), groups=24),
@@ -41,15 +44,30 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def depthwise(gpu):
-    _dlkern.set_implementations("depthwise")
+    _dlkern.set_implementations("depthwise,depthwise_planes,direct")
     yield
     _dlkern.set_implementations("")
 
 
+def taken(op, *arguments, **options):
+    (plan,) = dlkern.explain(op, *arguments, **options)
+    return plan.implementation
+
+
 @pytest.mark.sanitize
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", CASES)
-def test_all_directions(gpu, dtype, rng, name):
-    case = replace(CASES[name], layout="NHWC")
+def test_all_directions(gpu, dtype, rng, name, layout):
+    case = replace(CASES[name], layout=layout)
+    x, w, _, _, dy = (
+        a if a.ndim == 1 else gpu.array(case.place(a)) for a in case.arrays(rng, dtype)
+    )
+    last = layout == "NHWC"
+    kernels = "depthwise" if last else "depthwise_planes"
+    assert taken(dlkern.conv, x, w, **case.arguments) == kernels
+    assert taken(dlkern.conv_backward_input, dy, w, x.shape, **case.arguments) == kernels
+    weights = taken(dlkern.conv_backward_weight, dy, x, w.shape, **case.arguments)
+    assert weights == ("depthwise" if last else "direct")
     check(gpu, dtype, rng, case)
 
 

@@ -51,7 +51,8 @@ std::vector<Impl<ConvBackwardWeight>> with_room_for_bias(std::index_sequence<kNu
 template <>
 ImplList<ConvForward> gpu_impls<ConvForward>() {
   static const auto all = joined<ConvForward>(
-      {conv_forward_depthwise_impls(), conv_forward_pointwise_impls(), conv_forward_groups_impls(),
+      {conv_forward_depthwise_impls(), conv_forward_depthwise_planes_impls(),
+       conv_forward_pointwise_impls(), conv_forward_groups_impls(),
 #if DLKERN_WITH_SM90
        conv_forward_few_channels_sm90_impls(), conv_forward_sm90_impls(),
        conv_forward_planes_sm90_impls(),
@@ -63,8 +64,9 @@ ImplList<ConvForward> gpu_impls<ConvForward>() {
 template <>
 ImplList<ConvBackwardInput> gpu_impls<ConvBackwardInput>() {
   static const auto all = joined<ConvBackwardInput>(
-      {conv_backward_input_depthwise_impls(), conv_backward_input_pointwise_impls(),
-       conv_backward_input_groups_impls(), conv_backward_input_few_channels_impls(),
+      {conv_backward_input_depthwise_impls(), conv_backward_input_depthwise_planes_impls(),
+       conv_backward_input_pointwise_impls(), conv_backward_input_groups_impls(),
+       conv_backward_input_few_channels_impls(),
 #if DLKERN_WITH_SM90
        conv_backward_input_sm90_impls(), conv_backward_input_planes_sm90_impls(),
 #endif

@@ -16,10 +16,13 @@ ImplList<ConvBackwardInput> conv_backward_input_planes_sm90_impls();
 // The same for a first layer's few channels.
 ImplList<ConvForward> conv_forward_few_channels_sm90_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_few_channels_sm90_impls();
-// One channel in each group.
+// One channel in each group, channels last.
 ImplList<ConvForward> conv_forward_depthwise_impls();
 ImplList<ConvBackwardInput> conv_backward_input_depthwise_impls();
 ImplList<ConvBackwardWeight> conv_backward_weight_depthwise_impls();
+// The same, channels not last.
+ImplList<ConvForward> conv_forward_depthwise_planes_impls();
+ImplList<ConvBackwardInput> conv_backward_input_depthwise_planes_impls();
 // Many groups of a few channels each, by the tensor cores or by multiply-adds, compute capability 8.0
 // and newer.
 ImplList<ConvForward> conv_forward_groups_impls();

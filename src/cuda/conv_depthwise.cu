@@ -24,11 +24,11 @@ using namespace gpu;
 struct Args {
   RunAxis axis[3];
   PixelTiles tiles;
-  const void *image, *weights, *bias;
+  TapWeights weights;
+  const void *image, *bias;
   void* result;
   ConvImageStrides image_strides, result_strides;
-  int64_t weight_strides[3], channel_stride, bias_stride;
-  int tap_extent[3], taps;
+  int64_t bias_stride;
   int channels;        // of the result
   int summed;          // channels of the image for each of the result
   FastDiv multiplier;  // results for each channel of the image
@@ -40,28 +40,18 @@ struct Args {
         tiles(p.geometry, axis, channels_of(p, inverse),
               kPixelBytes / static_cast<int>(dtype_size(p.x.dtype)), high, wide,
               PixelTiles::kMostPieces, weight_bytes(p, inverse), false),
+        weights(p, inverse),
         image((inverse ? p.y : p.x).data),
         bias(p.bias.data),
         result((inverse ? p.x : p.y).data),
         image_strides(inverse ? p.y_strides : p.x_strides),
         result_strides(inverse ? p.x_strides : p.y_strides),
-        channel_stride(p.w_strides.k),
         bias_stride(p.bias ? p.bias.strides[0] : 0),
-        taps(static_cast<int>(p.geometry.taps())),
         channels(static_cast<int>(channels_of(p, inverse))),
         summed(static_cast<int>(inverse ? p.geometry.k : 1)),
         multiplier(inverse ? 1 : p.geometry.k),
         row_taps(p.geometry.window[2].kernel),
-        slice_rows(p.geometry.window[1].kernel) {
-    int64_t first = 0;
-    for (int d = 0; d < 3; ++d) {
-      tap_extent[d] = static_cast<int>(p.geometry.window[d].kernel);
-      weight_strides[d] = inverse ? -p.w_strides.taps[d] : p.w_strides.taps[d];
-      if (inverse) first += (tap_extent[d] - 1) * p.w_strides.taps[d];
-    }
-    weights =
-        static_cast<const char*>(p.w.data) + first * static_cast<int64_t>(dtype_size(p.w.dtype));
-  }
+        slice_rows(p.geometry.window[1].kernel) {}
   static int64_t channels_of(const ConvProblem& p, bool inverse) {
     return p.geometry.groups * (inverse ? 1 : p.geometry.k);
   }
@@ -80,16 +70,14 @@ __device__ __forceinline__ void stage_weights(const Args& args, int first, Accum
   constexpr int kChannels = kTileChannels<T>;
   const int lane = threadIdx.x % kChannels, channel = first + lane;
   if (channel >= args.channels) return;
-  const T* from =
-      static_cast<const T*>(args.weights) + int64_t{channel} * args.summed * args.channel_stride;
+  const TapWeights& w = args.weights;
+  const T* from = static_cast<const T*>(w.data) + int64_t{channel} * args.summed * w.channel;
   to += lane;
-  for (int m = 0; m < args.summed; ++m, from += args.channel_stride, to += args.taps * kChannels) {
-    for (int i = threadIdx.x / kChannels; i < args.taps; i += blockDim.x / kChannels) {
+  for (int m = 0; m < args.summed; ++m, from += w.channel, to += w.count * kChannels) {
+    for (int i = threadIdx.x / kChannels; i < w.count; i += blockDim.x / kChannels) {
       const int row = args.row_taps.quick(i), slice = args.slice_rows.quick(row);
       to[i * kChannels] =
-          static_cast<Acc>(from[slice * args.weight_strides[0] +
-                                (row - slice * args.tap_extent[1]) * args.weight_strides[1] +
-                                (i - row * args.tap_extent[2]) * args.weight_strides[2]]);
+          static_cast<Acc>(from[w.offset(slice, row - slice * w.extent[1], i - row * w.extent[2])]);
     }
   }
   if (threadIdx.x >= kChannels) return;
@@ -120,7 +108,8 @@ __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
   constexpr int kReach = (kWide - 1) * kBetween + kTaps;
   extern __shared__ uint4 memory[];
   Acc* const weights = reinterpret_cast<Acc*>(memory);
-  T* const source = reinterpret_cast<T*>(weights + (args.summed * args.taps + 1) * kChannels);
+  T* const source =
+      reinterpret_cast<T*>(weights + (args.summed * args.weights.count + 1) * kChannels);
   const RunAxis(&axis)[3] = args.axis;
   const PixelTiles& tiles = args.tiles;
   const TilePlace at = place_of(tiles, axis, static_cast<int>(blockIdx.x));
@@ -157,14 +146,15 @@ __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
       }
       wait_for_copies();
       __syncthreads();
-      const int slice_tap = m * args.tap_extent[0] + at.d.tap + slice * axis[0].tap_step;
+      const int slice_tap = m * args.weights.extent[0] + at.d.tap + slice * axis[0].tap_step;
       const auto multiply = [&](int r, int t, const Acc(&value)[kReach][V]) {
 #pragma unroll
         for (int o = 0; o < kHigh; ++o) {
           const int tap = r - o * axis[1].step;
           if (tap < 0 || tap >= at.h.taps) continue;
-          const int row_tap = slice_tap * args.tap_extent[1] + at.h.tap + tap * axis[1].tap_step;
-          const Acc* weight = weights + (row_tap * args.tap_extent[2] + t) * kChannels + lane;
+          const int row_tap =
+              slice_tap * args.weights.extent[1] + at.h.tap + tap * axis[1].tap_step;
+          const Acc* weight = weights + (row_tap * args.weights.extent[2] + t) * kChannels + lane;
 #pragma unroll
           for (int k = 0; k < kTaps; ++k) {
             const Vec<Acc, V> w = load_vec<V>(weight + k * kChannels);
@@ -198,31 +188,32 @@ __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
   __syncthreads();  // where nothing was summed: the bias is there
   if (piece >= tiles.pieces || lane >= channels) return;
 
-  const Vec<Acc, V> bias = load_vec<V>(weights + args.summed * args.taps * kChannels + lane);
+  const Vec<Acc, V> bias =
+      load_vec<V>(weights + args.summed * args.weights.count * kChannels + lane);
   const ConvImageStrides& to = args.result_strides;
-  T* const result = static_cast<T*>(args.result) + at.n * to.n + (first + lane) * to.c +
-                    at.d.result * to.spatial[0] +
-                    (at.h.result + down * axis[1].apart) * to.spatial[1] +
-                    (at.w.result + along * axis[2].apart) * to.spatial[2];
+  const int row_step = axis[1].apart * static_cast<int>(to.spatial[1]);
+  const int column_step = axis[2].apart * static_cast<int>(to.spatial[2]);
+  T* row = static_cast<T*>(args.result) + at.n * to.n + (first + lane) * to.c +
+           at.d.result * to.spatial[0] + at.h.result * to.spatial[1] + at.w.result * to.spatial[2] +
+           down * row_step + along * column_step;
+  const int rows_left = at.h.count - down, columns_left = at.w.count - along;
 #pragma unroll
-  for (int o = 0; o < kHigh; ++o) {
+  for (int o = 0; o < kHigh; ++o, row += row_step) {
+    if (o >= rows_left) break;
+    T* pixel = row;
 #pragma unroll
-    for (int j = 0; j < kWide; ++j) {
-      if (down + o >= at.h.count || along + j >= at.w.count) continue;
-      T* const pixel =
-          result + o * axis[1].apart * to.spatial[1] + j * axis[2].apart * to.spatial[2];
+    for (int j = 0; j < kWide; ++j, pixel += column_step) {
       Acc value[V];
 #pragma unroll
       for (int e = 0; e < V; ++e) value[e] = sum[o][j][e] + bias.v[e];
       if constexpr (kVectors) {
         Raw<T, V> rounded;
         rounded.pack(value);
-        rounded.forget();
-        rounded.store(pixel);
+        if (j < columns_left) *reinterpret_cast<uint2*>(pixel) = bit_cast_to<uint2>(rounded);
       } else {
 #pragma unroll
         for (int e = 0; e < V; ++e) {
-          if (lane + e < channels) pixel[e * to.c] = static_cast<T>(value[e]);
+          if (j < columns_left && lane + e < channels) pixel[e * to.c] = static_cast<T>(value[e]);
         }
       }
     }
@@ -268,6 +259,7 @@ void launch(const ConvProblem& p, bool inverse, const Launch& launch) {
 const char* unsuitable(const ConvProblem& p, bool inverse) {
   if (const char* reason = fused_work_declines(p)) return reason;
   if (const char* reason = not_depthwise(p, inverse)) return reason;
+  if (!channels_last(p)) return "channels do not come last";
   if ((inverse ? p.x : p.y).numel() == 0) return nullptr;
   const int64_t bytes = dispatch_floating(p.x.dtype, [&]<class T>() {
     return with_pixels<T>(p, inverse, [&]<int kHigh, int kWide, int, int, bool>() {

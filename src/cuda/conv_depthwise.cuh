@@ -80,6 +80,28 @@ struct RunAxis {
   DLK_HD int reach(int pixels, int taps) const { return (pixels - 1) * step + taps; }
 };
 
+// Where the weights of channels lie.
+struct TapWeights {
+  const void* data;
+  int64_t channel, strides[3];
+  int extent[3], count;  // taps along each dimension, and all
+
+  // inverse: counted from the filter's end.
+  TapWeights(const ConvProblem& p, bool inverse)
+      : channel(p.w_strides.k), count(static_cast<int>(p.geometry.taps())) {
+    int64_t first = 0;
+    for (int d = 0; d < 3; ++d) {
+      extent[d] = static_cast<int>(p.geometry.window[d].kernel);
+      strides[d] = inverse ? -p.w_strides.taps[d] : p.w_strides.taps[d];
+      if (inverse) first += (extent[d] - 1) * p.w_strides.taps[d];
+    }
+    data = static_cast<const char*>(p.w.data) + first * static_cast<int64_t>(dtype_size(p.w.dtype));
+  }
+  __device__ __forceinline__ int64_t offset(int d, int h, int w) const {
+    return d * strides[0] + h * strides[1] + w * strides[2];
+  }
+};
+
 // Bytes of each pixel that a block takes, and its channels.
 inline constexpr int kPixelBytes = 128;
 template <class T>
@@ -170,16 +192,22 @@ template <class T, class F>
 __device__ __forceinline__ void stage_vectors(T* to, const T* image, int rows, int columns,
                                               const FastDiv& by_column, int channels, const F& f) {
   constexpr int kVector = 16 / sizeof(T), kVectors = kPixelBytes / 16;
-  const int lane = threadIdx.x % kVectors * kVector;
+  const int lane = threadIdx.x % kVectors * kVector, first = threadIdx.x / kVectors;
+  const int step = blockDim.x / kVectors;
   if (lane >= channels) return;
-  for (int i = threadIdx.x / kVectors; i < rows * columns; i += blockDim.x / kVectors) {
-    const int row = by_column.quick(i), column = i - row * columns;
-    T* const at = to + i * kTileChannels<T> + lane;
+  image += lane;
+  to += first * kTileChannels<T> + lane;
+  const int step_row = by_column.quick(step), step_column = step - step_row * columns;
+  int row = by_column.quick(first), column = first - row * columns;
+  while (row < rows) {
     if (f.is_inside(row, column)) {
-      copy_16(at, image + f.offset(row, column) + lane);
+      copy_16(to, image + f.offset(row, column));
     } else {
-      *reinterpret_cast<uint4*>(at) = uint4{0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
     }
+    to += step * kTileChannels<T>;
+    row += step_row, column += step_column;
+    if (column >= columns) column -= columns, ++row;
   }
 }
 // The same one by one: channel c lies at channel_offset(c).
@@ -198,10 +226,10 @@ __device__ __forceinline__ void stage_elements(T* to, const T* image, int rows, 
   }
 }
 
-// The part of the source that a tile meets.
+// The part of the source that a tile meets. Offsets within an image count in 32 bits: see not_depthwise().
 struct TileSource {
   int y, x, gap_y, gap_x, height, width;
-  int64_t row, column;
+  int first, row, column;  // offsets
 
   __device__ __forceinline__ TileSource(const RunAxis (&axis)[3], const TilePlace& p,
                                         const ConvImageStrides& s)
@@ -211,15 +239,14 @@ struct TileSource {
         gap_x(axis[2].gap),
         height(axis[1].extent),
         width(axis[2].extent),
-        row(s.spatial[1]),
-        column(s.spatial[2]) {}
+        first(y * static_cast<int>(s.spatial[1]) + x * static_cast<int>(s.spatial[2])),
+        row(gap_y * static_cast<int>(s.spatial[1])),
+        column(gap_x * static_cast<int>(s.spatial[2])) {}
   __device__ __forceinline__ bool is_inside(int i, int j) const {
     return static_cast<unsigned>(y + i * gap_y) < static_cast<unsigned>(height) &&
            static_cast<unsigned>(x + j * gap_x) < static_cast<unsigned>(width);
   }
-  __device__ __forceinline__ int64_t offset(int i, int j) const {
-    return (y + i * gap_y) * row + (x + j * gap_x) * column;
-  }
+  __device__ __forceinline__ int offset(int i, int j) const { return first + i * row + j * column; }
 };
 
 // Whether threads may take 16 bytes of neighbouring channels of both images at once.
@@ -238,12 +265,14 @@ inline bool has_vectors(const ConvProblem& p) {
 inline const char* not_depthwise(const ConvProblem& p, bool inverse) {
   const ConvGeometry& g = p.geometry;
   if (g.c != 1 || g.k > 4) return "groups of more than one channel, or of more than 4 results";
-  if (!channels_last(p)) return "channels do not come last";
   for (int d = 0; d < 3; ++d) {
     const Window& w = g.window[d];
     if (inverse && w.stride > RunAxis::kMaxResidues) return "an input gradient of stride above 4";
     const int64_t reach = std::max(g.in[d], g.out[d] * w.stride) + w.span() + w.pad_begin;
-    if (reach > INT_MAX / 16) return "positions of 28 bits or more";
+    const int64_t stride =
+        std::max({int64_t{1}, std::abs(p.x_strides.spatial[d]), std::abs(p.y_strides.spatial[d])});
+    if (reach > INT_MAX / 16 / stride)
+      return "positions, or offsets within an image, of 28 bits or more";
   }
   return nullptr;
 }

@@ -82,10 +82,10 @@ struct Args {
 // The pixels of dy that are a tile.
 struct OwnPixels {
   int rows, columns;  // that there are
-  int64_t row, column;
+  int row, column;    // offsets
 
   __device__ __forceinline__ bool is_inside(int i, int j) const { return i < rows && j < columns; }
-  __device__ __forceinline__ int64_t offset(int i, int j) const { return i * row + j * column; }
+  __device__ __forceinline__ int offset(int i, int j) const { return i * row + j * column; }
 };
 
 // Elements of shared memory, one row of one pixel's channels.
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
     const T* gradient = static_cast<const T*>(args.dy) + at.n * ys.n + at.d.result * ys.spatial[0] +
                         at.h.result * ys.spatial[1] + at.w.result * ys.spatial[2];
     const TileSource part_of_x(axis, at, xs);
-    const OwnPixels own{at.h.count, at.w.count, axis[1].apart * ys.spatial[1],
-                        axis[2].apart * ys.spatial[2]};
+    const OwnPixels own{at.h.count, at.w.count, axis[1].apart * static_cast<int>(ys.spatial[1]),
+                        axis[2].apart * static_cast<int>(ys.spatial[2])};
     if constexpr (kVectors) {
       if (has_slice) {
         stage_vectors(x, image + first, tiles.source_rows, tiles.source_columns,
@@ -342,6 +342,7 @@ void launch(const ConvProblem& p, const Launch& launch) {
 const char* unsuitable(const ConvBackwardWeight& p) {
   if (p.w.numel() == 0 || p.x.numel() == 0 || p.y.numel() == 0) return "nothing to multiply";
   if (const char* reason = not_depthwise(p, false)) return reason;
+  if (!channels_last(p)) return "channels do not come last";
   const Args args(p, 1, 1);
   return args.tiles.source_bytes() + args.tiles.own_bytes() > PixelTiles::kSharedBytes
              ? "more taps than shared memory has room for"
