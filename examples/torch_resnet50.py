@@ -32,6 +32,7 @@ import dlkern
 import dlkern.torch as dkt
 
 Batch = tuple[Tensor, Tensor]
+Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def normed(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -177,7 +178,11 @@ def distance(a: Sequence[float], b: Sequence[float]) -> float:
     return statistics.fmean((p - q) ** 2 for p, q in zip(a, b, strict=True)) ** 0.5
 
 
-def graphed(step: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor) -> Any:
+def eager(step: Step, x: Tensor, labels: Tensor) -> Callable[[], Any]:
+    return lambda: step(x, labels)
+
+
+def graphed(step: Step, x: Tensor, labels: Tensor) -> Callable[[], Any]:
     """A function that replays one step."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -214,12 +219,9 @@ def step_times(
     if compiled:
         rival = rivals["torch"]
         rivals["torch.compile"] = Trainer(torch.compile(rival.model), rival.optimizer)
-    eager = {name: lambda t=t: t.step(*batch) for name, t in rivals.items()}
     rows = []
-    for case, runs in (
-        ("eager", eager),
-        ("CUDA graph", {name: graphed(t.step, *batch) for name, t in rivals.items()}),
-    ):
+    for case, run in {"eager": eager, "CUDA graph": graphed}.items():
+        runs = {name: run(t.step, *batch) for name, t in rivals.items()}
         for name, times in times_ms(runs, rounds).items():
             low, _, _, high = statistics.quantiles(times, n=5)
             middle = statistics.median(times)
@@ -227,14 +229,17 @@ def step_times(
             rows.append({
                 "case": f"ResNet-50 step, {case}", "contender": name,
                 "us": round(1e3 * middle, 1), "p20_us": round(1e3 * low, 1),
-                "p80_us": round(1e3 * high, 1),
+                "p80_us": round(1e3 * high, 1), "bytes": 0, "flops": 0, "max_rel_error": None,
+                "note": "",
             })  # fmt: skip
     return rows
 
 
-def meta() -> dict[str, str]:
+def meta() -> dict[str, str | None]:
+    """What the times are of; DLKERN_COMMIT names the commit that is measured."""
     return {
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name().lower().replace(" ", "-"),
+        "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "cudnn": str(torch.backends.cudnn.version()),
         "commit": os.environ.get("DLKERN_COMMIT", dlkern.__version__),
