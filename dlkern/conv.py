@@ -101,7 +101,7 @@ def conv_bias_act(
     out_var: Any = None,
     stream: Any = None,
 ) -> Any:
-    r"""Convolution with what follows it in one pass: batch norm in inference, a residual, an activation.
+    r"""Convolution with a scale, a bias, a residual and an activation in one pass.
 
     .. math:: z_k = \mathrm{scale}_k \, (x * w)_k + \mathrm{bias}_k + \mathrm{residual},
               \quad y = f(z)
@@ -125,9 +125,9 @@ def conv_bias_act(
     preactivation : bool
         Return z too, for the gradient.
     return_stats : bool
-        Return the statistics of y that :func:`batch_norm_training` takes as `stats`, and so need not
-        read y for. They are of y as it is stored, and exact however large the mean is beside the
-        deviation.
+        Return the statistics of y that :func:`batch_norm_training` takes as `stats`, and so need
+        not read y for. They are of y as it is stored, and right however large the mean is beside
+        the deviation.
     stride, padding, dilation, groups, layout, precision, stream
         As for :func:`conv`.
     out, out_preactivation, out_mean, out_var : array, optional

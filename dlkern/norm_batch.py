@@ -117,7 +117,7 @@ def batch_norm_training(
     -------
     y, mean, rstd : array
         `y` like `x`; the statistics [C] that :func:`batch_norm_backward` needs, float64 for float64
-        and float32 for all others. `mean` is that of `stats` itself where it was given.
+        and float32 for all others. Beside `stats`, whose mean it is, only `y` and `rstd`.
 
     Raises
     ------
@@ -127,11 +127,10 @@ def batch_norm_training(
     mean, var = stats or (None, None)
     if stats is not None and (mean is None or var is None or out_mean is not None):
         raise ValueError("batch_norm_training: stats without mean or var, or beside out_mean")
-    results = _dlkern.batch_norm_training(
+    return _dlkern.batch_norm_training(
         x, weight, bias, running_mean, running_var, residual, activation, momentum,
         num_batches_tracked, mean, var, eps, layout, out, out_mean, out_rstd, stream,
     )  # fmt: skip
-    return results if stats is None else (results[0], mean, results[1])
 
 
 def batch_norm_backward(

@@ -450,6 +450,20 @@ OPS = [
         variant="nhwc",
     ),
     Op(
+        "batch_norm_training",
+        {
+            "x": normal(3, 5, 9),
+            "stats[0]": statistic(normal(9)),
+            "stats[1]": statistic(positive(9)),
+            "running_mean": normal(9),
+            "running_var": positive(9),
+        },
+        {"out": (3, 5, 9), "out_rstd": ((9,), "statistic")},
+        {"layout": "NHWC", "activation": "silu"},
+        inout=("running_mean", "running_var"),
+        variant="stats",
+    ),
+    Op(
         "batch_norm_backward",
         {
             "dy": normal(3, 4, 5),

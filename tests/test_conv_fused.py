@@ -204,7 +204,7 @@ def test_batch_norm_takes_the_statistics(backend, dtype, rng, layout):
             y, put(gamma), put(beta), *running, stats=stats, residual=put(dy), activation="relu",
             num_batches_tracked=count, layout=layout,
         )  # fmt: skip
-        results.append([backend.numpy(a) for a in (z, *saved, *running, count)])
+        results.append([backend.numpy(a) for a in (z, saved[-1], *running, count)])
     for own, given in zip(*results, strict=True):
         eps = 2.0**-6 if dtype == "bfloat16" else 2.0**-9 if dtype == "float16" else 1e-5
         np.testing.assert_allclose(given, own, rtol=eps, atol=eps)

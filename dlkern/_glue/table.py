@@ -248,6 +248,55 @@ def _conv(name: str) -> list[Op]:
 ROWS += [*_conv("conv"), *_conv("conv_transpose")]
 
 
+def _fused_results(preactivation: bool, return_stats: bool) -> str:
+    return "y" + " preactivation" * preactivation + " mean var" * return_stats
+
+
+def _fused_conv(name: str) -> Op:
+    """A convolution and what follows it; its statistics are constants."""
+
+    def through_scale(ops: Any, dz: Any, x: Any, weight: Any, scale: Any, bias: Any, stride: Any,
+                      padding: Any, output_padding: Any, dilation: Any, groups: int, layout: str,
+                      precision: str) -> Mapping[str, Any]:  # fmt: skip
+        """Scale and bias are batch norm with a mean of 0 and a variance of 1."""
+        if scale is None and (bias is None or bias.dtype == x.dtype):
+            return {"dsums": dz}
+        more = {"output_padding": output_padding} if name == "conv_transpose" else {}
+        sums = getattr(ops, name)(x, weight, stride=stride, padding=padding, dilation=dilation,
+                                  groups=groups, layout=layout, precision=precision,
+                                  **more)  # fmt: skip
+        like = bias if scale is None else scale
+        zeros, ones = ops.zeros(like.shape, like.dtype), ops.ones(like.shape, like.dtype)
+        dsums, dscale, dbias = ops.batch_norm_inference_backward(
+            dz, sums, ones if scale is None else scale, zeros, ones, eps=0.0, bias=True,
+            layout=layout,
+        )  # fmt: skip
+        return {"dsums": dsums, "dscale": dscale, "dshift": dbias}
+
+    def parameters(ops: Any, dsums: Any, x: Any, weight: Any, bias: Any, stride: Any, padding: Any,
+                   output_padding: Any, dilation: Any, groups: int, layout: str, precision: str,
+                   dshift: Any = None) -> Mapping[str, Any]:  # fmt: skip
+        more = {"output_padding": output_padding} if name == "conv_transpose" else {}
+        window = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
+                  "layout": layout, "precision": precision, **more}  # fmt: skip
+        dx = getattr(ops, f"{name}_backward_input")(dsums, weight, x.shape, **window)
+        dweight, dbias = getattr(ops, f"{name}_backward_weight")(
+            dsums, x, weight.shape, bias=bias is not None and dshift is None, **window
+        )
+        return {"dx": dx, "dweight": dweight, "dbias": dbias if dshift is None else dshift}
+
+    return Op(
+        f"{name}_bias_act",
+        _fused_results,
+        gradient=[_through_activation, through_scale, parameters],
+        gradients={"residual": "dz"},
+        saving=lambda activation: {"preactivation": True} if activation is not None else {},
+    )
+
+
+ROWS += [_fused_conv("conv"), _fused_conv("conv_transpose")]
+
+
 def _averaged(ops: Any, ddx: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
               count_include_pad: bool, divisor_override: Any, layout: str) -> Any:  # fmt: skip
     return {"ddy": ops.avg_pool(ddx, kernel, stride=stride, padding=padding, ceil_mode=ceil_mode,
@@ -313,9 +362,11 @@ ROWS += [
        **_ROWS_NORM),
     Op("batch_norm", gradient=[f"batch_norm_inference_backward -> {_CHANNELS} dresidual"],
        constants=_RUNNING, derived=_RESIDUAL),
-    Op("batch_norm_training", "y mean rstd", (*_RUNNING, "num_batches_tracked"),
-       gradient=[f"batch_norm_backward -> {_CHANNELS} dresidual"], constants=_RUNNING,
-       derived=_RESIDUAL),
+    Op("batch_norm_training", lambda stats: "y rstd" if stats else "y mean rstd",
+       (*_RUNNING, "num_batches_tracked"),
+       gradient=[f"batch_norm_backward -> {_CHANNELS} dresidual"],
+       constants=(*_RUNNING, "stats"),
+       derived={**_RESIDUAL, "mean": lambda stats, mean: stats[0] if stats else mean}),
     Op("group_norm", _stats_results, gradient=[f"group_norm_backward -> {_CHANNELS}"],
        **_SAVE_STATS),
     Op("instance_norm", _stats_results, _RUNNING,

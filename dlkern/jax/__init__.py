@@ -65,6 +65,7 @@ JaxFunction.ops = SimpleNamespace(
     broadcast_to=jnp.broadcast_to,
     matrix_transpose=jnp.matrix_transpose,
     ones=jnp.ones,
+    zeros=jnp.zeros,
 )
 globals().update(FUNCTIONS)
 __all__ = list(FUNCTIONS)

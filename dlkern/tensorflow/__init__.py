@@ -67,6 +67,7 @@ TensorFlowFunction.ops = SimpleNamespace(
     broadcast_to=tf.broadcast_to,
     matrix_transpose=tf.linalg.matrix_transpose,
     ones=tf.ones,
+    zeros=tf.zeros,
 )
 globals().update({**_functions, "dropout": dropout})
 __all__ = list(_functions)

@@ -153,9 +153,10 @@ def batch_norm_training(
     activation: str | None = None,
     momentum: float | None = 0.1,
     num_batches_tracked: Tensor | None = None,
+    stats: Any = None,
     eps: float = 1e-05,
     layout: str = "NCHW",
-) -> tuple[Tensor, Tensor, Tensor]: ...
+) -> Any: ...
 def binary_cross_entropy_with_logits(
     x: Tensor,
     target: Tensor,
@@ -213,6 +214,24 @@ def conv_backward_weight(
     precision: str = "ieee",
     bias: bool = False,
 ) -> Any: ...
+def conv_bias_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    alpha: float | None = None,
+    preactivation: bool = False,
+    return_stats: bool = False,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int | Sequence[int]] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    layout: str = "NCHW",
+    precision: str = "ieee",
+) -> Any: ...
 def conv_transpose(
     x: Tensor,
     weight: Tensor,
@@ -252,6 +271,25 @@ def conv_transpose_backward_weight(
     layout: str = "NCHW",
     precision: str = "ieee",
     bias: bool = False,
+) -> Any: ...
+def conv_transpose_bias_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    alpha: float | None = None,
+    preactivation: bool = False,
+    return_stats: bool = False,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int | Sequence[int]] = 0,
+    output_padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    layout: str = "NCHW",
+    precision: str = "ieee",
 ) -> Any: ...
 def cross_entropy(
     logits: Tensor,

@@ -118,6 +118,48 @@ def scaled_conv(x, weight, scale_x=None, scale_weight=None, bias=None, *, stride
                _dtype(out_dtype), scale_out)  # fmt: skip
 
 
+def _conv_bias_act(name, x, channels, activation, alpha, window, preactivation, return_stats):
+    arguments = (x, *channels, activation, alpha, *window, return_stats)
+    if not preactivation:
+        return _given(run(name, *arguments), 1)
+    y, mean, var, z = run(f"{name}_with_preactivation", *arguments)
+    return (y, z, mean, var) if return_stats else (y, z)
+
+
+@_written
+def conv_bias_act(x, weight, bias=None, *, scale=None, residual=None, activation=None, alpha=None,
+                  preactivation=False, return_stats=False, stride=1, padding=0, dilation=1,
+                  groups=1, layout="NCHW", precision="ieee"):  # fmt: skip
+    dims = x.dim() - 2
+    window = (per_dim(stride, dims), pairs(padding, dims), per_dim(dilation, dims), groups, layout,
+              precision)  # fmt: skip
+    return _conv_bias_act("conv_bias_act", x, (weight, bias, scale, residual), activation, alpha,
+                          window, preactivation, return_stats)  # fmt: skip
+
+
+@_written
+def conv_transpose_bias_act(x, weight, bias=None, *, scale=None, residual=None, activation=None,
+                            alpha=None, preactivation=False, return_stats=False, stride=1,
+                            padding=0, output_padding=0, dilation=1, groups=1, layout="NCHW",
+                            precision="ieee"):  # fmt: skip
+    dims = x.dim() - 2
+    window = (per_dim(stride, dims), pairs(padding, dims), per_dim(output_padding, dims),
+              per_dim(dilation, dims), groups, layout, precision)  # fmt: skip
+    return _conv_bias_act("conv_transpose_bias_act", x, (weight, bias, scale, residual),
+                          activation, alpha, window, preactivation, return_stats)  # fmt: skip
+
+
+@_written
+def batch_norm_training(x, weight=None, bias=None, running_mean=None, running_var=None, *,
+                        residual=None, activation=None, momentum=0.1, num_batches_tracked=None,
+                        stats=None, eps=1e-5, layout="NCHW"):  # fmt: skip
+    options = (residual, activation, momentum, num_batches_tracked, eps, layout)
+    if stats is None:
+        return run("batch_norm_training", x, weight, bias, running_mean, running_var, *options)
+    return run("batch_norm_training_given", x, *stats, weight, bias, running_mean, running_var,
+               *options)  # fmt: skip
+
+
 def _present(results: tuple[Any, ...]) -> Any:
     """Those that are not None: one alone, or a tuple."""
     results = tuple(r for r in results if r is not None)

@@ -103,56 +103,45 @@ DLK_API dlk_status_t dlk_conv_transpose_backward_weight(const DLTensor* dy, cons
                                                         const dlk_conv_params* params,
                                                         const dlk_launch* launch);
 
-/* What becomes of the sums of a convolution before y is stored, with k the channels of y:
+typedef struct dlk_conv_bias_act_params {
+  uint32_t struct_size;
+  int32_t activation; /* dlk_activation */
+  double alpha;       /* of the activation, see activation.h */
+  double threshold;
+  dlk_conv_params conv; /* accumulate is not used */
+} dlk_conv_bias_act_params;
+#define DLK_CONV_BIAS_ACT_PARAMS_INIT                     \
+  {sizeof(dlk_conv_bias_act_params), DLK_ACTIVATION_NONE, \
+   DLK_ACTIVATION_ALPHA(DLK_ACTIVATION_NONE), DLK_ACTIVATION_THRESHOLD, DLK_CONV_PARAMS_INIT}
+
+/* Convolutions and what follows their sums, with k the channels of y:
  *
  *     preactivation = scale[k] * sum + bias[k] + residual,  y = activation(preactivation)
  *
  * in this order, which is that of batch norm in inference (scale = weight * rstd,
  * bias = bias - mean * scale) and of a residual network's blocks; of a linear layer the residual is
  * added behind the activation. mean and var are the statistics of y that dlk_batch_norm_training_given
- * takes: they are of y as it is stored, over batch and positions, var divided by their number, from
- * the deviations in parts of the positions, which are merged by Chan's formula in a fixed order.
+ * takes: of y as it is stored, over batch and positions, var divided by their number; from the
+ * deviations in parts of the positions, merged by Chan's formula in a fixed order.
  *
- * All tensors may be NULL. scale, bias: [K], both of the dtype of x or of the one that is summed in.
- * residual: like y. preactivation: an output like y. mean, var: outputs [K], both or neither, of the
- * type that is summed in. Outputs overlap neither inputs nor each other. */
-typedef struct dlk_conv_epilogue {
-  uint32_t struct_size;
-  int32_t activation; /* dlk_activation */
-  double alpha;       /* of the activation, see activation.h */
-  double threshold;
-  const DLTensor* scale;
-  const DLTensor* bias;
-  const DLTensor* residual;
-  const DLTensor* preactivation;
-  const DLTensor* mean;
-  const DLTensor* var;
-} dlk_conv_epilogue;
-#define DLK_CONV_EPILOGUE_INIT                \
-  {sizeof(dlk_conv_epilogue),                 \
-   DLK_ACTIVATION_NONE,                       \
-   DLK_ACTIVATION_ALPHA(DLK_ACTIVATION_NONE), \
-   DLK_ACTIVATION_THRESHOLD,                  \
-   NULL,                                      \
-   NULL,                                      \
-   NULL,                                      \
-   NULL,                                      \
-   NULL,                                      \
-   NULL}
-
-/* Convolutions and what follows them in one pass. Results are rounded once, from the sums; where no
- * kernel of a GPU does what is asked for, y is stored and read again, and 16-bit sums are rounded
- * before the epilogue as well (dlk_explain_last then says "separate_passes"). epilogue: NULL for
- * none. */
+ * All tensors but x, weight and y may be NULL. scale, bias: [K], both of the dtype of x or of the one
+ * that is summed in. residual: like y. preactivation: an output like y. mean, var: outputs [K], both or
+ * neither, of the type that is summed in. Outputs overlap neither inputs nor each other. Results are
+ * rounded once, from the sums; where no kernel of a GPU does what is asked for, y is stored and read
+ * again, and 16-bit sums are rounded before the rest as well (dlk_explain_last then says
+ * "separate_passes"). */
 DLK_API dlk_status_t dlk_conv_bias_act_forward(const DLTensor* x, const DLTensor* weight,
-                                               const dlk_conv_epilogue* epilogue, const DLTensor* y,
-                                               const dlk_conv_params* params,
+                                               const DLTensor* scale, const DLTensor* bias,
+                                               const DLTensor* residual, const DLTensor* y,
+                                               const DLTensor* preactivation, const DLTensor* mean,
+                                               const DLTensor* var,
+                                               const dlk_conv_bias_act_params* params,
                                                const dlk_launch* launch);
-DLK_API dlk_status_t dlk_conv_transpose_bias_act_forward(const DLTensor* x, const DLTensor* weight,
-                                                         const dlk_conv_epilogue* epilogue,
-                                                         const DLTensor* y,
-                                                         const dlk_conv_params* params,
-                                                         const dlk_launch* launch);
+DLK_API dlk_status_t dlk_conv_transpose_bias_act_forward(
+    const DLTensor* x, const DLTensor* weight, const DLTensor* scale, const DLTensor* bias,
+    const DLTensor* residual, const DLTensor* y, const DLTensor* preactivation,
+    const DLTensor* mean, const DLTensor* var, const dlk_conv_bias_act_params* params,
+    const dlk_launch* launch);
 
 typedef struct dlk_scaled_conv_params {
   uint32_t struct_size;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr dlk_conv_params kDefaults = DLK_CONV_PARAMS_INIT;
 constexpr dlk_scaled_conv_params kScaledDefaults = DLK_SCALED_CONV_PARAMS_INIT;
-constexpr dlk_conv_epilogue kNoEpilogue = DLK_CONV_EPILOGUE_INIT;
+constexpr dlk_conv_bias_act_params kBiasActDefaults = DLK_CONV_BIAS_ACT_PARAMS_INIT;
 
 // Where the dimensions of a tensor lie. Weights are laid out like images, with K in place of N.
 struct Layout {
@@ -241,50 +241,52 @@ dlk_status_t forward(const char* op, bool transposed, const DLTensor* x_, const 
   });
 }
 
-ConvEpilogue read_epilogue(Call& call, const dlk_conv_epilogue& e, const Tensor& x, const Tensor& y,
-                           const Tensor& bias) {
-  ConvEpilogue epilogue;
-  epilogue.scale = call.optional_input("scale", e.scale);
-  epilogue.residual = call.optional_input("residual", e.residual);
-  epilogue.pre = call.optional_output("preactivation", e.preactivation);
-  epilogue.mean = call.optional_output("mean", e.mean);
-  epilogue.var = call.optional_output("var", e.var);
-  require_activation(e.activation, e.alpha);
-  epilogue.activation = static_cast<dlk_activation>(e.activation);
-  epilogue.activation_alpha = e.alpha;
-  epilogue.activation_threshold = e.threshold;
+// The tensors of a call with an epilogue.
+struct BiasActTensors {
+  const DLTensor *x, *weight, *scale, *bias, *residual, *y, *preactivation, *mean, *var;
+};
 
+void check_epilogue(const Call& call, const ConvEpilogue& e, const Tensor& x, const Tensor& y,
+                    const Tensor& bias) {
   require_mixed_dtype(call, bias, x);
-  require_mixed_dtype(call, epilogue.scale, x);
-  if (bias && epilogue.scale) call.require_same_dtype(bias, epilogue.scale);
-  if (epilogue.residual) call.require_like(epilogue.residual, y);
-  if (epilogue.pre) call.require_like(epilogue.pre, y);
-  if (!epilogue.mean != !epilogue.var) {
-    fail(DLK_INVALID_ARGUMENT, epilogue.mean ? "var" : "mean",
+  require_mixed_dtype(call, e.scale, x);
+  if (bias && e.scale) call.require_same_dtype(bias, e.scale);
+  if (e.residual) call.require_like(e.residual, y);
+  if (e.pre) call.require_like(e.pre, y);
+  if (!e.mean != !e.var) {
+    fail(DLK_INVALID_ARGUMENT, e.mean ? "var" : "mean",
          " is NULL, expected both mean and var or neither");
   }
-  for (const Tensor* out : {&epilogue.mean, &epilogue.var}) {
+  for (const Tensor* out : {&e.mean, &e.var}) {
     if (*out) call.require_dtype(*out, {accumulator_of(x.dtype)});
   }
   call.require_outputs_apart();
-  return epilogue;
 }
 
-dlk_status_t bias_act(const char* op, bool transposed, const DLTensor* x_, const DLTensor* weight_,
-                      const dlk_conv_epilogue* epilogue_, const DLTensor* y_,
-                      const dlk_conv_params* params, const dlk_launch* launch) {
+dlk_status_t bias_act(const char* op, bool transposed, const BiasActTensors& t,
+                      const dlk_conv_bias_act_params* params, const dlk_launch* launch) {
   return entry(op, launch, [&](Call& call) {
-    const dlk_conv_params p = read_params(params, kDefaults);
-    const dlk_conv_epilogue e = read_params(epilogue_, kNoEpilogue, "epilogue");
-    const Tensor x = call.input("x", x_), weight = call.input("weight", weight_);
-    const Tensor bias = call.optional_input("bias", e.bias);
-    const Tensor y = call.output("y", y_);
+    const dlk_conv_bias_act_params p = read_params(params, kBiasActDefaults);
+    const dlk_conv_params window = read_params(&p.conv, kDefaults);
+    const Tensor x = call.input("x", t.x), weight = call.input("weight", t.weight);
+    const Tensor bias = call.optional_input("bias", t.bias);
+    ConvEpilogue e;
+    e.scale = call.optional_input("scale", t.scale);
+    e.residual = call.optional_input("residual", t.residual);
+    const Tensor y = call.output("y", t.y);
+    e.pre = call.optional_output("preactivation", t.preactivation);
+    e.mean = call.optional_output("mean", t.mean);
+    e.var = call.optional_output("var", t.var);
+    require_activation(p.activation, p.alpha);
+    e.activation = static_cast<dlk_activation>(p.activation);
+    e.activation_alpha = p.alpha;
+    e.activation_threshold = p.threshold;
     check_tensors(call, {x, weight}, {y});
-    const ConvEpilogue epilogue = read_epilogue(call, e, x, y, bias);
+    check_epilogue(call, e, x, y, bias);
     if (transposed) {
-      run<ConvDirection::kBackwardInput>(call, p, true, x, weight, y, bias, epilogue);
+      run<ConvDirection::kBackwardInput>(call, window, true, x, weight, y, bias, e);
     } else {
-      run<ConvDirection::kForward>(call, p, false, x, weight, y, bias, epilogue);
+      run<ConvDirection::kForward>(call, window, false, x, weight, y, bias, e);
     }
   });
 }
@@ -389,16 +391,26 @@ dlk_status_t dlk_conv_transpose_forward(const DLTensor* x, const DLTensor* weigh
 }
 
 dlk_status_t dlk_conv_bias_act_forward(const DLTensor* x, const DLTensor* weight,
-                                       const dlk_conv_epilogue* epilogue, const DLTensor* y,
-                                       const dlk_conv_params* params, const dlk_launch* launch) {
-  return dlkern::bias_act("conv_bias_act", false, x, weight, epilogue, y, params, launch);
+                                       const DLTensor* scale, const DLTensor* bias,
+                                       const DLTensor* residual, const DLTensor* y,
+                                       const DLTensor* preactivation, const DLTensor* mean,
+                                       const DLTensor* var, const dlk_conv_bias_act_params* params,
+                                       const dlk_launch* launch) {
+  return dlkern::bias_act("conv_bias_act", false,
+                          {x, weight, scale, bias, residual, y, preactivation, mean, var}, params,
+                          launch);
 }
 
 dlk_status_t dlk_conv_transpose_bias_act_forward(const DLTensor* x, const DLTensor* weight,
-                                                 const dlk_conv_epilogue* epilogue,
-                                                 const DLTensor* y, const dlk_conv_params* params,
+                                                 const DLTensor* scale, const DLTensor* bias,
+                                                 const DLTensor* residual, const DLTensor* y,
+                                                 const DLTensor* preactivation,
+                                                 const DLTensor* mean, const DLTensor* var,
+                                                 const dlk_conv_bias_act_params* params,
                                                  const dlk_launch* launch) {
-  return dlkern::bias_act("conv_transpose_bias_act", true, x, weight, epilogue, y, params, launch);
+  return dlkern::bias_act("conv_transpose_bias_act", true,
+                          {x, weight, scale, bias, residual, y, preactivation, mean, var}, params,
+                          launch);
 }
 
 dlk_status_t dlk_conv_transpose_backward_input(const DLTensor* dy, const DLTensor* weight,

@@ -11,17 +11,12 @@ cdef extern from "dlkern/conv.h" nogil:
         int32_t pad_begin[3]
         int32_t pad_end[3]
         int32_t output_padding[3]
-    ctypedef struct dlk_conv_epilogue:
+    ctypedef struct dlk_conv_bias_act_params:
         uint32_t struct_size
         int32_t activation
         double alpha
         double threshold
-        const DLTensor* scale
-        const DLTensor* bias
-        const DLTensor* residual
-        const DLTensor* preactivation
-        const DLTensor* mean
-        const DLTensor* var
+        dlk_conv_params conv
     dlk_status_t dlk_conv_output_shape(const DLTensor*, const DLTensor*, const dlk_conv_params*,
                                        int64_t*)
     dlk_status_t dlk_conv_transpose_output_shape(const DLTensor*, const DLTensor*,
@@ -36,12 +31,14 @@ cdef extern from "dlkern/conv.h" nogil:
     dlk_status_t dlk_conv_transpose_forward(const DLTensor*, const DLTensor*, const DLTensor*,
                                             const DLTensor*, const dlk_conv_params*,
                                             const dlk_launch*)
-    dlk_status_t dlk_conv_bias_act_forward(const DLTensor*, const DLTensor*,
-                                           const dlk_conv_epilogue*, const DLTensor*,
-                                           const dlk_conv_params*, const dlk_launch*)
-    dlk_status_t dlk_conv_transpose_bias_act_forward(const DLTensor*, const DLTensor*,
-                                                     const dlk_conv_epilogue*, const DLTensor*,
-                                                     const dlk_conv_params*, const dlk_launch*)
+    dlk_status_t dlk_conv_bias_act_forward(
+        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
+        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
+        const dlk_conv_bias_act_params*, const dlk_launch*)
+    dlk_status_t dlk_conv_transpose_bias_act_forward(
+        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
+        const DLTensor*, const DLTensor*, const DLTensor*, const DLTensor*,
+        const dlk_conv_bias_act_params*, const dlk_launch*)
     dlk_status_t dlk_conv_transpose_backward_input(const DLTensor*, const DLTensor*,
                                                    const DLTensor*, const dlk_conv_params*,
                                                    const dlk_launch*)
@@ -104,37 +101,39 @@ def conv_bias_act(x, weight, bias, scale, residual, activation, alpha, bint prea
     cdef Call call = Call(conv_op(transposed, "_bias_act"), stream)
     cdef const DLTensor* tx = call.input("x", x)
     cdef const DLTensor* tweight = call.input("weight", weight)
-    cdef dlk_conv_epilogue epilogue
-    memset(&epilogue, 0, sizeof(dlk_conv_epilogue))
-    epilogue.struct_size = sizeof(dlk_conv_epilogue)
-    epilogue.bias = call.optional_input("bias", bias)
-    epilogue.scale = call.optional_input("scale", scale)
-    epilogue.residual = call.optional_input("residual", residual)
-    epilogue.activation = activation_of(call, activation)
-    epilogue.alpha = alpha_of(call, epilogue.activation, alpha)
-    epilogue.threshold = DLK_ACTIVATION_THRESHOLD
+    cdef const DLTensor* tscale = call.optional_input("scale", scale)
+    cdef const DLTensor* tbias = call.optional_input("bias", bias)
+    cdef const DLTensor* tresidual = call.optional_input("residual", residual)
+    cdef dlk_conv_bias_act_params params
+    params.struct_size = sizeof(dlk_conv_bias_act_params)
+    params.activation = activation_of(call, activation)
+    params.alpha = alpha_of(call, params.activation, alpha)
+    params.threshold = DLK_ACTIVATION_THRESHOLD
+    conv_params(call, "x", tx, "weight", tweight, window, &params.conv)
     cdef int64_t shape[8]
-    cdef dlk_conv_params params
-    conv_params(call, "x", tx, "weight", tweight, window, &params)
-    check(dlk_conv_transpose_output_shape(tx, tweight, &params, shape) if transposed
-          else dlk_conv_output_shape(tx, tweight, &params, shape))
-    cdef int64_t* channels = &shape[1 if params.layout == DLK_LAYOUT_NCHW else tx.ndim - 1]
-    call.keep_format(tx, params.layout)
+    check(dlk_conv_transpose_output_shape(tx, tweight, &params.conv, shape) if transposed
+          else dlk_conv_output_shape(tx, tweight, &params.conv, shape))
+    cdef int64_t* channels = &shape[1 if params.conv.layout == DLK_LAYOUT_NCHW else tx.ndim - 1]
+    call.keep_format(tx, params.conv.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
+    cdef const DLTensor* tpre = NULL
+    cdef const DLTensor* tmean = NULL
+    cdef const DLTensor* tvar = NULL
     if preactivation:
-        epilogue.preactivation = call.output("preactivation", out_preactivation, tx.ndim, shape,
-                                             tx.dtype)
+        tpre = call.output("preactivation", out_preactivation, tx.ndim, shape, tx.dtype)
     if stats:
-        epilogue.mean = call.output("mean", out_mean, 1, channels, accumulator_of(tx.dtype))
-        epilogue.var = call.output("var", out_var, 1, channels, accumulator_of(tx.dtype))
+        tmean = call.output("mean", out_mean, 1, channels, accumulator_of(tx.dtype))
+        tvar = call.output("var", out_var, 1, channels, accumulator_of(tx.dtype))
     while call.pending():
         with nogil:
             if transposed:
-                call.status = dlk_conv_transpose_bias_act_forward(tx, tweight, &epilogue, ty,
-                                                                  &params, &call.launch)
+                call.status = dlk_conv_transpose_bias_act_forward(
+                    tx, tweight, tscale, tbias, tresidual, ty, tpre, tmean, tvar, &params,
+                    &call.launch)
             else:
-                call.status = dlk_conv_bias_act_forward(tx, tweight, &epilogue, ty, &params,
-                                                        &call.launch)
+                call.status = dlk_conv_bias_act_forward(
+                    tx, tweight, tscale, tbias, tresidual, ty, tpre, tmean, tvar, &params,
+                    &call.launch)
     return call.result()
 
 

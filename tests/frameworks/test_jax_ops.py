@@ -82,7 +82,7 @@ def is_float(array):
 # Of few digits, of no floating-point argument, or a second derivative of an activation.
 NOT_BY_DIFFERENCES = {
     "cast", "grouped_matmul-float8", "grouped_matmul-int8-depth",
-    "linear_backward_input-activation",
+    "linear_backward_input-activation", "batch_norm_training-stats",
 }  # fmt: skip
 WITH_GRADIENT = [
     op for op in OPS if row_of(op).gradient is not None and str(op) not in NOT_BY_DIFFERENCES

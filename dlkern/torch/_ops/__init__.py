@@ -5,6 +5,7 @@ from __future__ import annotations
 from dlkern.torch._ops import (
     activation,
     conv,
+    conv_fused,
     conv_scaled,
     dropout,
     elementwise,
@@ -29,6 +30,7 @@ from dlkern.torch._registry import register
 _FAMILIES = (
     activation,
     conv,
+    conv_fused,
     conv_scaled,
     dropout,
     elementwise,

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+import dlkern
 from dlkern.torch import _shapes as shapes
 from dlkern.torch._op import Op
 from dlkern.torch._vmap import folded
@@ -19,6 +20,16 @@ _Y_FOR_RESIDUAL = {"y": lambda y, residual: None if residual is None else y}
 def _gradients(x: Tensor, weight: Any, bias: Any, y: Any, layout: str) -> Any:
     dresidual = None if y is None else shapes.image_like_x(x, layout)
     return *shapes.channel_gradients(x, weight, bias, layout), dresidual
+
+
+def _training_given(x, mean, var, weight=None, bias=None, running_mean=None, running_var=None,
+                    residual=None, activation=None, momentum=0.1, num_batches_tracked=None,
+                    eps=1e-5, layout="NCHW"):  # fmt: skip
+    return dlkern.batch_norm_training(
+        x, weight, bias, running_mean, running_var, residual=residual, activation=activation,
+        momentum=momentum, num_batches_tracked=num_batches_tracked, stats=(mean, var), eps=eps,
+        layout=layout,
+    )  # fmt: skip
 
 
 ROWS = [
@@ -43,6 +54,16 @@ ROWS = [
         " str? activation=None, float? momentum=0.1, Tensor(c!)? num_batches_tracked=None,"
         f" {_EPS_LAYOUT}) -> (Tensor y, Tensor mean, Tensor rstd)",
         lambda x, layout: shapes.normalized(x, layout, shapes.channels(x, layout)),
+        backward=["batch_norm_backward"],
+        derived=_Y_FOR_RESIDUAL,
+    ),
+    Op(
+        "batch_norm_training_given(Tensor x, Tensor mean, Tensor var, Tensor? weight=None,"
+        " Tensor? bias=None, Tensor(a!)? running_mean=None, Tensor(b!)? running_var=None,"
+        " Tensor? residual=None, str? activation=None, float? momentum=0.1,"
+        f" Tensor(c!)? num_batches_tracked=None, {_EPS_LAYOUT}) -> (Tensor y, Tensor rstd)",
+        lambda x, layout: shapes.normalized(x, layout, shapes.channels(x, layout))[:2],
+        _training_given,
         backward=["batch_norm_backward"],
         derived=_Y_FOR_RESIDUAL,
     ),
