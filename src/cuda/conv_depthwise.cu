@@ -97,9 +97,9 @@ __device__ __forceinline__ void read_row(const T* row, int between,
   }
 }
 
-// kHigh x kWide pixels of a thread; KW taps along a row, M between pixels of a run, or 0: any.
-// kVectors: see has_vectors().
-template <class T, int kHigh, int kWide, int KW, int M, bool kVectors>
+// kHigh x kWide pixels of a thread; KW taps along a row, M between pixels of a run, or 0: any. kSquare: as
+// many along a column, without branches. kVectors: see has_vectors().
+template <class T, int kHigh, int kWide, int KW, int M, bool kSquare, bool kVectors>
 __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
     conv_depthwise_kernel(const DLK_GRID_CONSTANT Args args) {
   using Acc = Accumulator<T>;
@@ -150,11 +150,12 @@ __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
       const auto multiply = [&](int r, int t, const Acc(&value)[kReach][V]) {
 #pragma unroll
         for (int o = 0; o < kHigh; ++o) {
-          const int tap = r - o * axis[1].step;
-          if (tap < 0 || tap >= at.h.taps) continue;
-          const int row_tap =
-              slice_tap * args.weights.extent[1] + at.h.tap + tap * axis[1].tap_step;
-          const Acc* weight = weights + (row_tap * args.weights.extent[2] + t) * kChannels + lane;
+          const int tap = r - o * (kSquare ? M : axis[1].step);
+          if (tap < 0 || tap >= (kSquare ? KW : at.h.taps)) continue;
+          const int in_slice = kSquare ? tap : at.h.tap + tap * axis[1].tap_step;
+          const int row = slice_tap * (kSquare ? KW : args.weights.extent[1]) + in_slice;
+          const Acc* weight =
+              weights + (row * (KW > 0 ? KW : args.weights.extent[2]) + t) * kChannels + lane;
 #pragma unroll
           for (int k = 0; k < kTaps; ++k) {
             const Vec<Acc, V> w = load_vec<V>(weight + k * kChannels);
@@ -167,7 +168,15 @@ __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
         }
       };
       Acc value[kReach][V];
-      if constexpr (KW > 0) {
+      if constexpr (kSquare) {
+        if (rows > 0) {
+#pragma unroll
+          for (int r = 0; r < (kHigh - 1) * M + KW; ++r) {
+            read_row<T, V>(mine + r * pitch, 1, value);
+            multiply(r, 0, value);
+          }
+        }
+      } else if constexpr (KW > 0) {
         if (rows > 0) read_row<T, V>(mine, 1, value);
 #pragma unroll 1
         for (int r = 0; r < rows; ++r) {
@@ -220,25 +229,29 @@ __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
   }
 }
 
-// f.operator()<pixels' rows, columns, taps in a row, step, vectors>() with what a problem takes.
+// f.operator()<pixels' rows, columns, taps in a row, step, square, vectors>() with what a problem takes.
 template <class T, class F>
 auto with_pixels(const ConvProblem& p, bool inverse, F&& f) {
-  if (!has_vectors(p)) return f.template operator()<1, 8, 0, 0, false>();
+  if (!has_vectors(p)) return f.template operator()<1, 8, 0, 0, false, false>();
   if constexpr (sizeof(T) < 8) {
-    const Window& w = p.geometry.window[2];
-    const int64_t step = inverse ? 1 : w.stride / std::gcd(w.stride, w.dilation);
-    const bool flat = p.geometry.out[1] == 1;
-    const auto is = [&](int64_t taps, int64_t step_) {
-      return w.kernel == taps && step == step_ && !(inverse && w.stride > 1);
+    const Window &h = p.geometry.window[1], &w = p.geometry.window[2];
+    const auto step = [&](const Window& window) {
+      return inverse ? 1 : window.stride / std::gcd(window.stride, window.dilation);
     };
-    if (is(4, 1) && flat) return f.template operator()<1, 8, 4, 1, true>();
-    if (is(3, 1) && !flat) return f.template operator()<4, 4, 3, 1, true>();
-    if (is(3, 2) && !flat) return f.template operator()<4, 4, 3, 2, true>();
-    if (is(5, 1) && !flat) return f.template operator()<4, 4, 5, 1, true>();
-    if (is(5, 2) && !flat) return f.template operator()<4, 4, 5, 2, true>();
-    if (is(7, 1) && !flat) return f.template operator()<4, 4, 7, 1, true>();
+    const bool flat = p.geometry.out[1] == 1, every = !(inverse && w.stride > 1);
+    const bool square = h.kernel == w.kernel && step(h) == step(w) && !(inverse && h.stride > 1);
+    const auto is = [&](int64_t taps, int64_t step_) {
+      return every && w.kernel == taps && step(w) == step_;
+    };
+    if (is(4, 1) && flat) return f.template operator()<1, 8, 4, 1, false, true>();
+    if (is(3, 1) && square) return f.template operator()<4, 4, 3, 1, true, true>();
+    if (is(3, 2) && square) return f.template operator()<4, 4, 3, 2, true, true>();
+    if (is(3, 1) && !flat) return f.template operator()<4, 4, 3, 1, false, true>();
+    if (is(5, 1) && !flat) return f.template operator()<4, 4, 5, 1, false, true>();
+    if (is(5, 2) && !flat) return f.template operator()<4, 4, 5, 2, false, true>();
+    if (is(7, 1) && !flat) return f.template operator()<4, 4, 7, 1, false, true>();
   }
-  return f.template operator()<1, 8, 0, 0, true>();
+  return f.template operator()<1, 8, 0, 0, false, true>();
 }
 
 int64_t shared_bytes(const Args& args, const ConvProblem& p, bool inverse) {
@@ -248,12 +261,13 @@ int64_t shared_bytes(const Args& args, const ConvProblem& p, bool inverse) {
 template <class T>
 void launch(const ConvProblem& p, bool inverse, const Launch& launch) {
   if ((inverse ? p.x : p.y).numel() == 0) return;
-  with_pixels<T>(p, inverse, [&]<int kHigh, int kWide, int KW, int M, bool kVectors>() {
-    const Args args(p, inverse, kHigh, kWide);
-    launch_kernel(conv_depthwise_kernel<T, kHigh, kWide, KW, M, kVectors>,
-                  static_cast<unsigned>(args.tiles.count(p.geometry.batch)), args.tiles.threads(),
-                  shared_bytes(args, p, inverse), launch.stream, args);
-  });
+  with_pixels<T>(
+      p, inverse, [&]<int kHigh, int kWide, int KW, int M, bool kSquare, bool kVectors>() {
+        const Args args(p, inverse, kHigh, kWide);
+        launch_kernel(conv_depthwise_kernel<T, kHigh, kWide, KW, M, kSquare, kVectors>,
+                      static_cast<unsigned>(args.tiles.count(p.geometry.batch)),
+                      args.tiles.threads(), shared_bytes(args, p, inverse), launch.stream, args);
+      });
 }
 
 const char* unsuitable(const ConvProblem& p, bool inverse) {
@@ -262,7 +276,7 @@ const char* unsuitable(const ConvProblem& p, bool inverse) {
   if (!channels_last(p)) return "channels do not come last";
   if ((inverse ? p.x : p.y).numel() == 0) return nullptr;
   const int64_t bytes = dispatch_floating(p.x.dtype, [&]<class T>() {
-    return with_pixels<T>(p, inverse, [&]<int kHigh, int kWide, int, int, bool>() {
+    return with_pixels<T>(p, inverse, [&]<int kHigh, int kWide, int, int, bool, bool>() {
       return shared_bytes(Args(p, inverse, kHigh, kWide), p, inverse);
     });
   });
