@@ -38,7 +38,8 @@ struct BoxIndex {
   }
 };
 
-// An image, and how boxes of its pixels are copied to shared memory. Strides in bytes.
+// An image, and how boxes of its pixels are copied to shared memory. Strides in bytes; within a box they
+// and their sums are below 2^31.
 struct GroupImage {
   const char* data;
   int64_t stride[4], channel_stride, group_stride;
@@ -53,19 +54,26 @@ struct GroupImage {
   int in_group;  // the same of a group
   FastDiv by_line, by_group;
 
-  // The address of a pixel of the box at `origin`, nullptr where it lies outside the image.
-  __device__ __forceinline__ const char* pixel(int i, const int (&origin)[4]) const {
+  // Of the box's first pixel, wherever that is.
+  __device__ __forceinline__ int64_t offset(const int (&origin)[4], int first_group) const {
+    int64_t offset = first_group * group_stride;
+#pragma unroll
+    for (int d = 0; d < 4; ++d) offset += origin[d] * stride[d];
+    return offset;
+  }
+  // From there to a pixel of the box at `origin`; false where that lies outside the image.
+  __device__ __forceinline__ bool pixel(int i, const int (&origin)[4], int& offset) const {
     int at[4];
     box.take_apart(i, at);
-    const char* p = data;
     bool inside = true;
+    offset = 0;
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
-      at[d] += origin[d];
-      inside = inside && static_cast<unsigned>(at[d]) < static_cast<unsigned>(extent[d]);
-      p += at[d] * stride[d];
+      offset += at[d] * static_cast<int>(stride[d]);
+      inside =
+          inside && static_cast<unsigned>(at[d] + origin[d]) < static_cast<unsigned>(extent[d]);
     }
-    return inside ? p : nullptr;
+    return inside;
   }
 };
 
@@ -74,17 +82,17 @@ template <int kWidth>
 __device__ __forceinline__ void stage_pieces(const GroupImage& image, const int (&origin)[4],
                                              int first_group, int groups, int element_bytes,
                                              unsigned char* lines) {
-  const char* nothing = image.data;
+  const char* box = image.data + image.offset(origin, first_group);
   const int bytes = image.channels * element_bytes, count = image.box.count * image.in_line;
 #pragma unroll 2
   for (int i = threadIdx.x; i < count; i += kGroupThreads) {
     const int pixel = image.by_line.quick(i), piece = i - pixel * image.in_line;
     const int group = image.by_group.quick(piece), at = (piece - group * image.in_group) * kWidth;
-    const char* from = image.pixel(pixel, origin);
-    const bool exists = from && group < groups && at < bytes;
+    int offset;
+    const bool exists = image.pixel(pixel, origin, offset) && group < groups && at < bytes;
+    offset += group * static_cast<int>(image.group_stride) + at;
     cp_async<kWidth>(lines + pixel * image.pitch + piece * kWidth,
-                     exists ? from + (first_group + group) * image.group_stride + at : nothing,
-                     exists ? kWidth : 0);
+                     exists ? box + offset : image.data, exists ? kWidth : 0);
   }
 }
 
@@ -93,22 +101,23 @@ __device__ __forceinline__ void stage_pieces(const GroupImage& image, const int 
 template <class T>
 __device__ __forceinline__ void stage_elements(const GroupImage& image, const int (&origin)[4],
                                                int first_group, int groups, unsigned char* lines) {
-  const int count = image.box.count * image.in_line;
+  const char* box = image.data + image.offset(origin, first_group);
+  const int count = image.box.count * image.in_line, step = static_cast<int>(image.channel_stride);
+#pragma unroll 2
   for (int i = threadIdx.x; i < count; i += kGroupThreads) {
     const int chunk = image.by_line.quick(i), pixel = i - chunk * image.box.count;
     const int group = image.by_group.quick(chunk);
     const int first = (chunk - group * image.in_group) * kPerChunk<T>;
-    const char* from = image.pixel(pixel, origin);
-    const int exist = from && group < groups ? image.channels - first : 0;
-    if (exist > 0) {
-      from += (first_group + group) * image.group_stride + first * image.channel_stride;
-    }
-    Raw<T, kPerChunk<T>> elements;
+    int offset;
+    const bool exists = image.pixel(pixel, origin, offset) && group < groups;
+    const int exist = exists ? image.channels - first : 0;
+    offset += group * static_cast<int>(image.group_stride) + first * step;
     T v[kPerChunk<T>];
 #pragma unroll
     for (int c = 0; c < kPerChunk<T>; ++c) {
-      v[c] = c < exist ? *reinterpret_cast<const T*>(from + c * image.channel_stride) : T{};
+      v[c] = c < exist ? *reinterpret_cast<const T*>(box + offset + c * step) : T{};
     }
+    Raw<T, kPerChunk<T>> elements;
 #pragma unroll
     for (int c = 0; c < kPerChunk<T>; ++c) elements.set(c, v[c]);
     elements.store(reinterpret_cast<T*>(lines + pixel * image.pitch + chunk * kChunkBytes));
@@ -173,19 +182,20 @@ struct GroupTiles {
 #pragma unroll
     for (int d = 0; d < 4; ++d) origin[d] = first[d] * step[d] + lower[d];
   }
-  // Whether pixel i of the tile exists; where it is in the whole, and the first line that it meets.
-  __device__ __forceinline__ bool locate(int i, const int (&first)[4], int (&at)[4],
-                                         int& line) const {
+  // Where pixel i is in the tile, and whether it exists in the whole.
+  __device__ __forceinline__ bool exists(int i, const int (&first)[4], int (&at)[4]) const {
     tile.take_apart(i, at);
     bool exists = i < tile.count;
-    line = 0;
 #pragma unroll
-    for (int d = 0; d < 4; ++d) {
-      line += at[d] * line_step[d];
-      at[d] += first[d];
-      exists = exists && at[d] < pixels[d];
-    }
+    for (int d = 0; d < 4; ++d) exists = exists && first[d] + at[d] < pixels[d];
     return exists;
+  }
+  // The line of the box that a pixel's first tap meets.
+  __device__ __forceinline__ int line(const int (&at)[4]) const {
+    int line = 0;
+#pragma unroll
+    for (int d = 0; d < 4; ++d) line += at[d] * line_step[d];
+    return line;
   }
 };
 

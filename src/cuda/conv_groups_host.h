@@ -86,6 +86,13 @@ inline GroupImage image_of(const ConvProblem& p, bool of_x) {
   return image;
 }
 
+// Whether offsets within a box of an image count in 32 bits.
+inline bool is_near(const GroupImage& image, const int64_t (&box)[4], int64_t in_slice) {
+  int64_t reach = std::abs(image.group_stride) * in_slice;
+  for (int d = 0; d < 4; ++d) reach += (box[d] - 1) * std::abs(image.stride[d]);
+  return reach < INT_MAX;
+}
+
 inline int64_t chunks_of(int64_t channels, DType dtype) {
   return ceil_div(channels * static_cast<int64_t>(dtype_size(dtype)), kChunkBytes);
 }

@@ -45,7 +45,9 @@ int64_t round_up(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
 struct Plan {
   const char* reason = nullptr;
   GroupImagesArgs args{};
+  GroupWeightsOrder order{};
   int64_t blocks = 0, shared_bytes = 0;
+  size_t workspace_bytes = 0;  // for the weights in order
 };
 
 // Whether lines of results leave in pieces of 16 bytes.
@@ -71,18 +73,32 @@ void set_result(const ConvProblem& p, bool inverse, const Axes& result, GroupIma
   args.result_channel = s.c * bytes;
 }
 
-void set_weights(const ConvProblem& p, bool inverse, const Axes& axes, GroupImagesArgs& args) {
+GroupWeightsOrder weights_order(const ConvProblem& p, bool inverse, const Axes& axes,
+                                const Shape& shape, const GroupEntries& entries) {
   const ConvWeightStrides& s = p.w_strides;
+  GroupWeightsOrder order{};
   int64_t first = 0;
   for (int d = 0; d < 3; ++d) {
     first += axes.axis[d].first_tap * s.taps[2 - d];
-    args.weights_tap[d] = axes.axis[d].tap_step * s.taps[2 - d];
+    order.tap_stride[d] = axes.axis[d].tap_step * s.taps[2 - d];
   }
-  args.weights =
+  order.weights =
       static_cast<const char*>(p.w.data) + first * static_cast<int64_t>(dtype_size(p.w.dtype));
-  args.weights_group = s.group;
-  args.weights_k = inverse ? s.c : s.k;
-  args.weights_c = inverse ? s.k : s.c;
+  order.group_stride = s.group;
+  order.k_stride = inverse ? s.c : s.k;
+  order.c_stride = inverse ? s.k : s.c;
+  order.entries = entries;
+  order.groups = p.geometry.groups;
+  order.c = static_cast<int>(shape.c);
+  order.k = static_cast<int>(shape.k);
+  order.columns = static_cast<int>(shape.columns);
+  return order;
+}
+
+bool result_is_near(const GroupImagesArgs& args, const TileExtents& t) {
+  int64_t reach = args.in_slice * args.k * std::abs(args.result_channel);
+  for (int d = 0; d < 4; ++d) reach += (t.tile[d] - 1) * std::abs(args.result_stride[d]);
+  return reach < INT_MAX;
 }
 
 Plan plan_axes(const ConvProblem& p, bool inverse, const Axes& axes, const Axes& result) {
@@ -119,7 +135,8 @@ Plan plan_axes(const ConvProblem& p, bool inverse, const Axes& axes, const Axes&
   args.groups = static_cast<int>(g.groups);
   args.in_slice = static_cast<int>(shape.in_slice);
   args.bunches = static_cast<int>(shape.bunches);
-  set_weights(p, inverse, axes, args);
+  plan.order = weights_order(p, inverse, axes, shape, args.entries);
+  plan.workspace_bytes = g.groups * shape.columns * shape.weights_bytes(entries);
   args.bias = p.bias.data;
   args.bias_stride = p.bias ? p.bias.strides[0] : 0;
   set_result(p, inverse, result, args);
@@ -136,6 +153,9 @@ Plan plan_axes(const ConvProblem& p, bool inverse, const Axes& axes, const Axes&
   plan.shared_bytes = args.zeros_at + 16;
   plan.blocks = tile_count(extents, t) * slices;
   if (plan.blocks > INT_MAX) plan.reason = "too many tiles";
+  if (!is_near(args.from, t.box, shape.in_slice) || !result_is_near(args, t)) {
+    plan.reason = "pixels of a tile are 2^31 bytes apart or more";
+  }
   return plan;
 }
 
@@ -152,7 +172,15 @@ const char* declines(const ConvProblem& p) {
 }
 
 template <class Product>
-void launch(const Plan& plan, const Launch& launch) {
+void launch(Plan plan, const Launch& launch) {
+  plan.args.weights = plan.order.ordered = launch.workspace;
+  if (plan.workspace_bytes > 0) {  // there are taps
+    const int64_t threads = static_cast<int64_t>(plan.workspace_bytes) /
+                            (Product::kMma ? sizeof(uint2) : sizeof(typename Product::T));
+    launch_kernel(order_weights_kernel<typename Product::T, Product::kMma>,
+                  static_cast<unsigned>(ceil_div(threads, kGroupThreads)), kGroupThreads, 0,
+                  launch.stream, plan.order);
+  }
   launch_kernel(conv_groups_kernel<Product, 2>, static_cast<unsigned>(plan.blocks), kGroupThreads,
                 plan.shared_bytes, launch.stream, plan.args);
 }
@@ -162,6 +190,16 @@ void launch_mma(const Shape& shape, const Plan& plan, const Launch& launch_) {
   if (shape.cols == 1) return launch<GroupProduct<T, true, 1, kFrags>>(plan, launch_);
   if (shape.cols == 2) return launch<GroupProduct<T, true, 2, kFrags / 2>>(plan, launch_);
   launch<GroupProduct<T, true, 4, kFrags / 4>>(plan, launch_);
+}
+
+// Input gradients of a stride are several convolutions, one after the other.
+template <bool kInverse>
+size_t workspace_bytes(const ConvProblem& p) {
+  size_t bytes = 0;
+  for_each_axes(p, kInverse, [&](const Axes& axes, const Axes& result) {
+    bytes = std::max(bytes, plan_axes(p, kInverse, axes, result).workspace_bytes);
+  });
+  return bytes;
 }
 
 template <bool kInverse>
@@ -178,10 +216,12 @@ void run(const ConvProblem& p, const Launch& l) {
 }
 
 constexpr Impl<ConvForward> kForward[] = {
-    {"small_groups", [](const ConvForward& p) { return declines<false>(p); }, nullptr,
+    {"small_groups", [](const ConvForward& p) { return declines<false>(p); },
+     [](const ConvForward& p) { return workspace_bytes<false>(p); },
      [](const ConvForward& p, const Launch& l) { run<false>(p, l); }}};
 constexpr Impl<ConvBackwardInput> kBackwardInput[] = {
-    {"small_groups", [](const ConvBackwardInput& p) { return declines<true>(p); }, nullptr,
+    {"small_groups", [](const ConvBackwardInput& p) { return declines<true>(p); },
+     [](const ConvBackwardInput& p) { return workspace_bytes<true>(p); },
      [](const ConvBackwardInput& p, const Launch& l) { run<true>(p, l); }}};
 
 }  // namespace

@@ -8,8 +8,8 @@
 // Algorithm: tensor cores by mma.sync for 16-bit types and tf32: 16 pixels by 8 channels of the
 // result, and two entries of the sum at a time. A warp takes one group, up to 8 kCols channels and
 // kFrags times 16 pixels. Multiply-adds for float32 in full precision and float64: 32 lanes are
-// pixels, kFrags of them each, by 8 channels. Weights lie in shared memory in the order in which
-// warps want them. Results leave by way of shared memory, where the box was.
+// pixels, kFrags of them each, by 8 channels. Weights are put into the order in which warps take them
+// first, in the workspace. Results leave by way of shared memory, where the box was.
 // Bound by memory; each element of the image is read once by a tile, and by neighbouring tiles where
 // their boxes overlap.
 // Sums in float32 (float64 for float64) in the order of the entries: an image's bits do not depend on
@@ -28,8 +28,7 @@ struct GroupImagesArgs {
   int groups, in_slice;  // groups of a block
   int bunches;           // warps that share a group's pixels
 
-  const void* weights;  // of the first tap; strides in elements
-  int64_t weights_group, weights_k, weights_c, weights_tap[3];
+  const void* weights;  // as order_weights_kernel leaves them
   const void* bias;
   int64_t bias_stride;
 
@@ -62,37 +61,48 @@ struct GroupSums {
   typename Product::Sum c[Product::kFrags][Product::kCols][Product::kPerPixel] = {};
 };
 
-// ---- Weights in shared memory ------------------------------------------------------------------
+// ---- Weights in the order in which warps take them -----------------------------------------------
 
-template <class T>
-__device__ __forceinline__ T group_weight(const GroupImagesArgs& args, int group, int k, int entry,
-                                          int in_chunk) {
-  if (entry >= args.entries.count || k >= args.k || group >= args.groups) return T{};
-  int tap[3], chunk;
-  args.entries.take_apart(entry, tap, chunk);
-  const int c = chunk * kPerChunk<T> + in_chunk;
-  if (c >= args.from.channels) return T{};
-  return static_cast<const T*>(
-      args.weights)[group * args.weights_group + k * args.weights_k + c * args.weights_c +
-                    tap[0] * args.weights_tap[0] + tap[1] * args.weights_tap[1] +
-                    tap[2] * args.weights_tap[2]];
-}
+struct GroupWeightsOrder {
+  const void* weights;  // of the first tap; strides in elements
+  int64_t group_stride, k_stride, c_stride, tap_stride[3];
+  GroupEntries entries;
+  int64_t groups;
+  int c, k, columns;  // of a group; columns: of 8 channels of the result
+  void* ordered;
 
-// [group][8 channels][step][lane] of the two words that a lane multiplies by.
-template <class Product>
-__device__ __forceinline__ void stage_fragments(const GroupImagesArgs& args, int first_group,
-                                                int columns, int steps, unsigned char* to) {
-  using T = typename Product::T;
-  const int lane = lane_index(), count = args.in_slice * columns * steps;
-  for (int i = threadIdx.x / 32; i < count; i += kGroupWarps) {
-    const int of_group = i / steps, step = i - of_group * steps;
-    const int group = of_group / columns, column = of_group - group * columns;
+  // Zero where there is none.
+  template <class T>
+  __device__ __forceinline__ T at(int64_t group, int of_k, int entry, int in_chunk) const {
+    int tap[3], chunk;
+    entries.take_apart(entry, tap, chunk);
+    const int of_c = chunk * kPerChunk<T> + in_chunk;
+    if (entry >= entries.count || of_k >= k || of_c >= c) return T{};
+    return static_cast<const T*>(
+        weights)[group * group_stride + of_k * k_stride + of_c * c_stride + tap[0] * tap_stride[0] +
+                 tap[1] * tap_stride[1] + tap[2] * tap_stride[2]];
+  }
+};
+
+// For tensor cores [group, 8 channels, step, lane] of the two words that a lane multiplies by, else
+// [group, 8 channels, entry, channel of the chunk, channel of the result].
+template <class T, bool kMma>
+__global__ void __launch_bounds__(kGroupThreads)
+    order_weights_kernel(const DLK_GRID_CONSTANT GroupWeightsOrder args) {
+  const int64_t i = int64_t{blockIdx.x} * kGroupThreads + threadIdx.x;
+  const int entries = args.entries.count, columns = args.columns;
+  if constexpr (kMma) {
+    const int steps = (entries + 1) / 2, lane = i % 32;
+    const int64_t column = i / 32 / steps, group = column / columns;
+    if (group >= args.groups) return;
+    const int step = static_cast<int>(i / 32 - column * steps);
+    const int k = static_cast<int>(column - group * columns) * 8 + lane / 4;
     uint32_t words[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const auto element = [&](int i) {
-        return group_weight<T>(args, first_group + group, 8 * column + lane / 4, 2 * step + half,
-                               lane % 4 * (4 / static_cast<int>(sizeof(T))) + i);
+      constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
+      const auto element = [&](int e) {
+        return args.at<T>(group, k, 2 * step + half, lane % 4 * kInWord + e);
       };
       if constexpr (sizeof(T) == 2) {
         words[half] = uint32_t{element(0).bits} | uint32_t{element(1).bits} << 16;
@@ -100,23 +110,14 @@ __device__ __forceinline__ void stage_fragments(const GroupImagesArgs& args, int
         words[half] = round_to_tf32(bit_cast_to<uint32_t>(element(0)));
       }
     }
-    reinterpret_cast<uint2*>(to)[i * 32 + lane] = {words[0], words[1]};
-  }
-}
-
-// [group][8 channels][entry][channel of the chunk][channel of the result]
-template <class Product>
-__device__ __forceinline__ void stage_scalars(const GroupImagesArgs& args, int first_group,
-                                              int columns, unsigned char* to) {
-  using T = typename Product::T;
-  const int of_columns = args.entries.count * kPerChunk<T>;
-  const int count = args.in_slice * columns * of_columns * 8;
-  for (int i = threadIdx.x; i < count; i += kGroupThreads) {
-    const int k = i % 8, c = i / 8 % kPerChunk<T>, all = i / (8 * kPerChunk<T>);
-    const int column = all / args.entries.count, entry = all - column * args.entries.count;
-    const int group = column / columns;
-    reinterpret_cast<T*>(to)[i] =
-        group_weight<T>(args, first_group + group, (column - group * columns) * 8 + k, entry, c);
+    static_cast<uint2*>(args.ordered)[i] = {words[0], words[1]};
+  } else {
+    const int in_entry = i % (8 * kPerChunk<T>);
+    const int64_t all = i / (8 * kPerChunk<T>), column = all / entries, group = column / columns;
+    if (group >= args.groups) return;
+    const int k = static_cast<int>(column - group * columns) * 8 + in_entry % 8;
+    static_cast<T*>(args.ordered)[i] =
+        args.at<T>(group, k, static_cast<int>(all - column * entries), in_entry / 8);
   }
 }
 
@@ -254,21 +255,25 @@ __device__ __forceinline__ void store_results(const GroupImagesArgs& args, const
   const int in_line = wide ? args.result_in_line : args.in_slice * args.k;
   const int exist = groups * args.k * static_cast<int>(sizeof(T));
   const int bytes = wide ? 16 : static_cast<int>(sizeof(T));
-  const int pixels = args.tiles.tile.count;
+  const int pixels = args.tiles.tile.count, count = pixels * in_line;
   char* result = args.result + int64_t{first_group} * args.k * args.result_channel;
-  for (int i = threadIdx.x; i < pixels * in_line; i += kGroupThreads) {
+#pragma unroll
+  for (int d = 0; d < 4; ++d) result += first[d] * args.result_stride[d];
+#pragma unroll 2
+  for (int i = threadIdx.x; i < count; i += kGroupThreads) {
     const int row = args.by_result_line.quick(i);
     const int pixel = wide ? row : i - row * pixels, piece = wide ? i - row * in_line : row;
-    int at[4], line;
-    if (!args.tiles.locate(pixel, first, at, line) || piece * bytes >= exist) continue;
-    char* to = result;
+    int at[4];
+    if (!args.tiles.exists(pixel, first, at) || piece * bytes >= exist) continue;
+    int offset = 0;
 #pragma unroll
-    for (int d = 0; d < 4; ++d) to += at[d] * args.result_stride[d];
+    for (int d = 0; d < 4; ++d) offset += at[d] * static_cast<int>(args.result_stride[d]);
     const unsigned char* from = shared + pixel * args.result_pitch + piece * bytes;
     if (wide) {
-      store_16(to + piece * 16, *reinterpret_cast<const uint4*>(from));
+      store_16(result + offset + piece * 16, *reinterpret_cast<const uint4*>(from));
     } else {
-      *reinterpret_cast<T*>(to + piece * args.result_channel) = *reinterpret_cast<const T*>(from);
+      char* to = result + offset + piece * args.result_channel;
+      *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
     }
   }
 }
@@ -290,15 +295,15 @@ __global__ void __launch_bounds__(kGroupThreads, kMinBlocks)
 
   const int entries = args.entries.count;
   if (entries > 0) stage_lines<T>(args.from, origin, first_group, groups, shared);
-  cp_async_commit();
   constexpr int kBlock = 8 * Product::kCols;
   const int blocks = (args.k + kBlock - 1) / kBlock, columns = blocks * Product::kCols;
-  const int steps = Product::kMma ? (entries + 1) / 2 : entries;
-  if constexpr (Product::kMma) {
-    stage_fragments<Product>(args, first_group, columns, steps, shared + args.weights_at);
-  } else {
-    stage_scalars<Product>(args, first_group, columns, shared + args.weights_at);
+  const int of_group = columns * args.weights_bytes;
+  const char* weights = static_cast<const char*>(args.weights) + int64_t{first_group} * of_group;
+  for (int at = threadIdx.x * 16; at < groups * of_group; at += kGroupThreads * 16) {
+    cp_async<16>(shared + args.weights_at + at, weights + at, 16);
   }
+  cp_async_commit();
+  const int steps = Product::kMma ? (entries + 1) / 2 : entries;
   for (int i = threadIdx.x; i < (Product::kMma ? 2 * steps : entries); i += kGroupThreads) {
     reinterpret_cast<int*>(shared + args.table_at)[i] =
         i < entries ? args.entries.address(i, args.from.pitch) : -1;
@@ -317,9 +322,9 @@ __global__ void __launch_bounds__(kGroupThreads, kMinBlocks)
 #pragma unroll
     for (int i = 0; i < Product::kFrags; ++i) {
       const int pixel = first_in_tile + Product::kPixels * i + lane_index() % Product::kPixels;
-      int at[4], line;
-      args.tiles.locate(pixel < args.tiles.tile.count ? pixel : 0, first, at, line);
-      lines[i] = line * args.from.pitch + group * args.group_bytes;
+      int at[4];
+      args.tiles.tile.take_apart(pixel < args.tiles.tile.count ? pixel : 0, at);
+      lines[i] = args.tiles.line(at) * args.from.pitch + group * args.group_bytes;
     }
     const int weights_at =
         args.weights_at + (group * columns + block * Product::kCols) * args.weights_bytes;

@@ -106,6 +106,9 @@ Plan plan_weights(const ConvProblem& p) {
   plan.terms = parts * shape.splits;
   plan.workspace_bytes = plan.terms * args.count * (p.x.dtype == DType::kFloat64 ? 8 : 4);
   if (plan.blocks > INT_MAX) plan.reason = "too many slices";
+  if (!is_near(args.x, t.box, shape.in_slice) || !is_near(args.dy, t.tile, shape.in_slice)) {
+    plan.reason = "pixels of a tile are 2^31 bytes apart or more";
+  }
   return plan;
 }
 

@@ -322,9 +322,10 @@ __global__ void __launch_bounds__(kGroupThreads, kMinBlocks)
     stage_lines<T>(args.dy, first, first_group, groups, shared + args.dy_at);
     cp_async_commit();
     for (int i = threadIdx.x; i < (args.tiles.tile.count + 15) / 16 * 16; i += kGroupThreads) {
-      int at[4], line;
-      const bool exists = args.tiles.locate(i, first, at, line);
-      reinterpret_cast<int*>(shared + args.lines_at)[i] = exists ? line * args.x.pitch : -1;
+      int at[4];
+      const bool exists = args.tiles.exists(i, first, at);
+      reinterpret_cast<int*>(shared + args.lines_at)[i] =
+          exists ? args.tiles.line(at) * args.x.pitch : -1;
     }
     cp_async_wait<0>();
     __syncthreads();
