@@ -686,7 +686,7 @@ class Sm90Output {
     const int left = t.n_end - t.n - col;
     uint16_t* to = y.y + t.item * y.group + (t.n + col + channel) * y.c + n * y.n +
                    (pixel - n * static_cast<int>(y.pixels.divisor()));
-#pragma unroll 8
+#pragma unroll 2
     for (int c = channel; c < 64; c += kStep, to += kStep * y.c) {
       if (c >= left) return;
       const uint8_t* from = slab_at(slab, c, in_slab / 8) + in_slab % 8 * 2;
