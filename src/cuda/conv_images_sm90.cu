@@ -181,7 +181,7 @@ ImagePlan plan_images(const ConvProblem& p, bool inverse, bool staging) {
   }
   const Tensor& scale = p.epilogue.scale;
   if (scale && (scale.dtype != DType::kFloat32 || (scale.strides[0] != 1 && plan.to.channels > 1) ||
-                reinterpret_cast<uintptr_t>(scale.data) % 8 != 0)) {
+                plan.k % 2 != 0 || reinterpret_cast<uintptr_t>(scale.data) % 8 != 0)) {
     plan.scale_stage = Stage(scale, DType::kFloat32, plan.workspace_bytes);
   }
   if (p.epilogue.has_moments()) {

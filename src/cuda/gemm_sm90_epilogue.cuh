@@ -599,11 +599,12 @@ class Sm90Output {
       }
     }
     const int column = t.n + col + word * kColumns;
-    if (lane_ >= 8 || column >= t.n_end) return;
+    if (lane_ >= 8) return;
     float2* to = args_.moments + int64_t{(t.m + row) / kSm90MomentsRows} * args_.moments_columns +
                  t.item * args_.result_channels + column;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
+      if (column + c >= t.n_end) continue;
       const float mean = sum[c] * share;
       to[c] = {first[c] + mean, fmaxf(fmaf(-mean, sum[c], squares[c]), 0.0f)};
     }
