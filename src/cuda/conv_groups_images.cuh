@@ -1,5 +1,5 @@
-// Convolutions of many small groups, images by weights: the kernel. conv_groups_images*.cu
-// instantiate it and list the implementations.
+// Convolutions of many small groups, images by weights: the kernel. conv_groups_images.cu
+// instantiates it and lists the implementations.
 //
 //   result[pixel, k] = bias[k] + sum_(tap, c) image[pixel's place + tap, c] weights[k, c, tap]
 //
