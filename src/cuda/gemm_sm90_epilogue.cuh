@@ -236,14 +236,18 @@ class Sm90Output {
         for (int col = 0; col < T::C.n; col += kColumns) {
           const int row = first_row + 64 * i;
           if (t.m + row >= t.m_end || t.n + col >= t.n_end) continue;
-          uint32_t pairs[kColumns / 4];
-          if (features_ & kPairs) fetch_pairs(t, row, col, pairs);
           uint8_t* to = free_slab();
 #pragma unroll
-          for (int first = 0; first < kColumns; first += 16) {
-            float v[8];
-            fuse(t, sums[i] + (col + first) / 2, col + first, pairs + first / 4, v);
-            chunk_to_slab16<16, false>(v, T::kMma != Mma::kFloat16, to, first);
+          for (int half = 0; half < kColumns; half += kColumns / 2) {
+            uint32_t pairs[kColumns / 8];
+            if (features_ & kPairs) fetch_pairs(t, row, col + half, pairs);
+#pragma unroll
+            for (int next = 0; next < kColumns / 2; next += 16) {
+              const int first = half + next;
+              float v[8];
+              fuse(t, sums[i] + (col + first) / 2, col + first, pairs + next / 4, v);
+              chunk_to_slab16<16, false>(v, T::kMma != Mma::kFloat16, to, first);
+            }
           }
           store_slab(t, row, col, to);
         }
