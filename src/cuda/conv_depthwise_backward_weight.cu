@@ -1,11 +1,12 @@
-// Weight gradient of a depthwise convolution, channels last, and its bias gradient:
+// Weight gradient of a depthwise convolution, and its bias gradient:
 //
 //   dw[ch, t] = sum_pixel dy[pixel, ch] x[pixel * stride - pad + t * dilation, ch / k]
 //   dbias[ch] = sum_pixel dy[pixel, ch]
 //
-// A block takes tiles of pixels (conv_depthwise.cuh) of some channels, one after the other: dy, and what
+// Channels last, a block takes tiles of pixels (conv_depthwise.cuh) of some channels, one after the other: dy, and what
 // its pixels meet of x, lie in shared memory. A thread has 8 bytes of channels and some taps, whose sums are
-// in registers; other threads have other taps, or other pixels of the tile. A block's sums go to the
+// in registers; other threads have other taps, or other pixels of the tile. Else a block has one channel,
+// whose pixels its threads read from L1. A block's sums go to the
 // workspace, and a second kernel adds those of all blocks in order.
 // Bound by memory; with many taps by FMA issue. Sums in float32 (float64 for float64); their order
 // follows from the extents and the number of multiprocessors.
@@ -256,6 +257,137 @@ __global__ void __launch_bounds__(PixelTiles::kThreads, 2)
   }
 }
 
+constexpr int kPlaneThreads = 128;
+
+// The same of planes: a block has a channel and KR x KW taps of a slice, M as above, of a part of the
+// pixels, which its threads share.
+struct PlaneArgs : Args {
+  FastDiv strips, rows_down, slices;
+  int64_t pieces;  // of kWide pixels of a row, in all images
+
+  PlaneArgs(const ConvProblem& p, int high, int wide)
+      : Args(p, high, wide),
+        strips(axis[2].pieces(kWide)),
+        rows_down(axis[1].pieces(1)),
+        slices(axis[0].pieces(1)),
+        pieces(p.geometry.batch * strips.divisor() * rows_down.divisor() * slices.divisor()) {
+    block_groups = FastDiv(1);
+    by_groups = FastDiv(row_groups * column_groups.divisor());
+    const int64_t all = channels * by_groups.divisor() * tap_extent[0];
+    part_count = std::clamp<int64_t>(16 * multiprocessor_count() / all, 1,
+                                     ceil_div(pieces, 4 * kPlaneThreads));
+  }
+  int64_t plane_blocks() const {
+    return channels * by_groups.divisor() * tap_extent[0] * part_count;
+  }
+};
+
+template <class T, int KR, int KW, int M>
+__global__ void __launch_bounds__(kPlaneThreads)
+    conv_depthwise_weight_planes_kernel(const DLK_GRID_CONSTANT PlaneArgs args,
+                                        FastDiv by_channel) {
+  using Acc = Accumulator<T>;
+  extern __shared__ uint4 memory[];
+  const RunAxis(&axis)[3] = args.axis;
+  int block = static_cast<int>(blockIdx.x);
+  const auto take = [](int& number, const FastDiv& by) {
+    const int q = by.quick(number), r = number - q * static_cast<int>(by.divisor());
+    number = q;
+    return r;
+  };
+  const int channel = take(block, by_channel), group = take(block, args.by_groups),
+            slice_tap = take(block, args.by_slices), part = block;
+  const int group_row = args.column_groups.quick(group), row_tap = group_row * KR;
+  const int column_tap = (group - group_row * static_cast<int>(args.column_groups.divisor())) * KW;
+  const int between = M > 0 ? M : axis[2].step;
+  const bool adds_bias = args.dbias && group == 0 && slice_tap == 0;
+  const ConvImageStrides &xs = args.x_strides, &ys = args.dy_strides;
+  const T* const x = static_cast<const T*>(args.x) + args.multiplier.quick(channel) * xs.c;
+  const T* const dy = static_cast<const T*>(args.dy) + channel * ys.c;
+  const auto is_inside = [](int i, int extent) {
+    return static_cast<unsigned>(i) < static_cast<unsigned>(extent);
+  };
+
+  constexpr int kRows = KR * KW + 1;  // of sums; the bias comes last
+  Acc sum[kRows] = {};
+  for (int64_t i = int64_t{part} * kPlaneThreads + threadIdx.x; i < args.pieces;
+       i += args.part_count * kPlaneThreads) {
+    int number = static_cast<int>(i);
+    const Run w = axis[2].piece(take(number, args.strips), kWide),
+              h = axis[1].piece(take(number, args.rows_down), 1),
+              d = axis[0].piece(take(number, args.slices), 1);
+    if (w.count <= 0 || h.count <= 0 || d.count <= 0) continue;
+    const T* const gradient = dy + number * ys.n + d.result * ys.spatial[0] +
+                              h.result * ys.spatial[1] + w.result * ys.spatial[2];
+    const int z = d.source + slice_tap * axis[0].gap;
+    const bool has_slice = is_inside(z, axis[0].extent);
+    const T* const slice = x + number * xs.n + z * xs.spatial[0];
+    Acc g[kWide];
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) {
+      T value(0.0f);
+      if (j < w.count) value = gradient[j * axis[2].apart * ys.spatial[2]];
+      g[j] = static_cast<Acc>(value);
+      if (adds_bias) sum[KR * KW] += g[j];
+    }
+#pragma unroll
+    for (int r = 0; r < KR; ++r) {
+      const int y = h.source + (row_tap + r) * axis[1].gap;
+      const bool inside =
+          has_slice && row_tap + r < args.tap_extent[1] && is_inside(y, axis[1].extent);
+      const T* const row = slice + y * xs.spatial[1];
+      const auto read = [&](int t) {
+        const int column = w.source + t * axis[2].gap;
+        T value(0.0f);
+        if (inside && is_inside(column, axis[2].extent)) value = row[column * xs.spatial[2]];
+        return static_cast<Acc>(value);
+      };
+      if constexpr (M > 0) {
+#pragma unroll
+        for (int c = 0; c < (kWide - 1) * M + KW; ++c) {
+          const Acc value = read(c);
+#pragma unroll
+          for (int j = 0; j < kWide; ++j) {
+            if (c >= j * M && c < j * M + KW) sum[r * KW + c - j * M] += g[j] * value;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int t = 0; t < KW; ++t) {
+          if (column_tap + t >= args.tap_extent[2]) break;
+#pragma unroll
+          for (int j = 0; j < kWide; ++j) {
+            sum[r * KW + t] += g[j] * read(j * between + column_tap + t);
+          }
+        }
+      }
+    }
+  }
+
+  // The sums of the threads, in order.
+  Acc* const sums = reinterpret_cast<Acc*>(memory);  // [row, thread]
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sums[r * kPlaneThreads + threadIdx.x] = sum[r];
+  Acc* const to = static_cast<Acc*>(args.parts) +
+                  part * (args.taps + (args.dbias ? 1 : 0)) * int64_t{args.channels} + channel;
+  for (int half = kPlaneThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kRows * half; i += kPlaneThreads) {
+      const int r = i / half, t = i - r * half;
+      sums[r * kPlaneThreads + t] += sums[r * kPlaneThreads + t + half];
+    }
+  }
+  __syncthreads();
+  for (int r = threadIdx.x; r < kRows; r += kPlaneThreads) {
+    const int h = row_tap + r / KW, w = column_tap + r % KW;
+    const bool is_bias = r == KR * KW;
+    if (is_bias ? !adds_bias : h >= args.tap_extent[1] || w >= args.tap_extent[2]) continue;
+    const int tap =
+        is_bias ? args.taps : (slice_tap * args.tap_extent[1] + h) * args.tap_extent[2] + w;
+    to[int64_t{tap} * args.channels] = sums[r * kPlaneThreads];
+  }
+}
+
 constexpr int kSumLanes = 32, kSumThreads = 256;
 
 // Adds up the parts: a block has kSumLanes neighbouring channels of one row.
@@ -293,69 +425,110 @@ __global__ void __launch_bounds__(kSumThreads)
   *to = static_cast<T>(args.accumulate ? static_cast<Acc>(*to) + sum : sum);
 }
 
-// f.operator()<taps' rows, columns, step, vectors>() with what a problem takes.
+// f.operator()<taps' rows, columns, step>() with what a thread has; not common: one that takes all.
 template <class T, class F>
-auto with_taps(const ConvProblem& p, F&& f) {
-  if (!has_vectors(p)) return f.template operator()<1, 4, 0, false>();
+auto with_taps(const ConvProblem& p, bool common, F&& f) {
   if constexpr (sizeof(T) < 8) {
     const Window &h = p.geometry.window[1], &w = p.geometry.window[2];
-    const int64_t step = w.stride / std::gcd(w.stride, w.dilation);
-    if (step == 1 && w.kernel == 3 && h.kernel == 3) return f.template operator()<3, 3, 1, true>();
-    if (step == 2 && w.kernel == 3 && h.kernel == 3) return f.template operator()<3, 3, 2, true>();
-    if (step == 1 && w.kernel == 4) return f.template operator()<1, 4, 1, true>();
-    if (step == 1 && w.kernel == 5) return f.template operator()<1, 5, 1, true>();
-    if (step == 2 && w.kernel == 5) return f.template operator()<1, 5, 2, true>();
-    if (step == 1 && w.kernel == 7) return f.template operator()<1, 7, 1, true>();
+    const int64_t step = common ? w.stride / std::gcd(w.stride, w.dilation) : 0;
+    if (step == 1 && w.kernel == 3 && h.kernel == 3) return f.template operator()<3, 3, 1>();
+    if (step == 2 && w.kernel == 3 && h.kernel == 3) return f.template operator()<3, 3, 2>();
+    if (step == 1 && w.kernel == 4) return f.template operator()<1, 4, 1>();
+    if (step == 1 && w.kernel == 5) return f.template operator()<1, 5, 1>();
+    if (step == 2 && w.kernel == 5) return f.template operator()<1, 5, 2>();
+    if (step == 1 && w.kernel == 7) return f.template operator()<1, 7, 1>();
   }
-  return f.template operator()<1, 4, 0, true>();
+  return f.template operator()<1, 4, 0>();
 }
 
 template <class T>
-size_t workspace_bytes(const ConvProblem& p) {
-  if (p.w.numel() == 0 || p.y.numel() == 0) return 0;
-  return with_taps<T>(p, [&]<int KR, int KW, int M, bool kVectors>() {
-    const Args args(p, KR, KW);
-    return static_cast<size_t>(args.part_count * args.rows() * args.channels) *
-           sizeof(Accumulator<T>);
-  });
+size_t workspace_bytes(const Args& args) {
+  return static_cast<size_t>(args.part_count * args.rows() * args.channels) *
+         sizeof(Accumulator<T>);
 }
 
 template <class T>
-void launch(const ConvProblem& p, const Launch& launch) {
-  with_taps<T>(p, [&]<int KR, int KW, int M, bool kVectors>() {
-    Args args(p, KR, KW);
-    args.parts = launch.workspace;
-    using Acc = Accumulator<T>;
-    const int64_t sums = int64_t{kSlots} * (KR * KW + 1) * kTileChannels<T> * sizeof(Acc);
-    launch_kernel(conv_depthwise_weight_kernel<T, KR, KW, M, kVectors>,
-                  static_cast<unsigned>(args.blocks()), PixelTiles::kThreads,
-                  std::max(args.tiles.source_bytes() + args.tiles.own_bytes(), sums), launch.stream,
-                  args);
-    const FastDiv by_channels(ceil_div(args.channels, kSumLanes));
-    launch_kernel(conv_depthwise_weight_sum_kernel<T>,
-                  static_cast<unsigned>(by_channels.divisor() * args.rows()), kSumThreads,
-                  kSumThreads * sizeof(Acc), launch.stream, args, by_channels, args.rows());
-  });
+void launch_sum(const Args& args, const ConvProblem& p, const Launch& launch) {
+  const FastDiv by_channels(ceil_div(args.channels, kSumLanes));
+  launch_kernel(conv_depthwise_weight_sum_kernel<T>,
+                static_cast<unsigned>(by_channels.divisor() * args.rows()), kSumThreads,
+                kSumThreads * sizeof(Accumulator<T>), launch.stream, args, by_channels,
+                args.rows());
   if (p.bias && p.transposed) add_bias_gradient(p, launch);
 }
 
-const char* unsuitable(const ConvBackwardWeight& p) {
+template <class T>
+void launch_tiles(const ConvProblem& p, const Launch& launch) {
+  const bool vectors = has_vectors(p);
+  with_taps<T>(p, vectors, [&]<int KR, int KW, int M>() {
+    Args args(p, KR, KW);
+    args.parts = launch.workspace;
+    const int64_t sums =
+        int64_t{kSlots} * (KR * KW + 1) * kTileChannels<T> * sizeof(Accumulator<T>);
+    void (*kernel)(const Args) = conv_depthwise_weight_kernel<T, KR, KW, M, true>;
+    if constexpr (M == 0) {
+      if (!vectors) kernel = conv_depthwise_weight_kernel<T, KR, KW, M, false>;
+    }
+    launch_kernel(kernel, static_cast<unsigned>(args.blocks()), PixelTiles::kThreads,
+                  std::max(args.tiles.source_bytes() + args.tiles.own_bytes(), sums), launch.stream,
+                  args);
+    launch_sum<T>(args, p, launch);
+  });
+}
+
+template <class T>
+void launch_planes(const ConvProblem& p, const Launch& launch) {
+  with_taps<T>(p, true, [&]<int KR, int KW, int M>() {
+    PlaneArgs args(p, KR, KW);
+    args.parts = launch.workspace;
+    launch_kernel(conv_depthwise_weight_planes_kernel<T, KR, KW, M>,
+                  static_cast<unsigned>(args.plane_blocks()), kPlaneThreads,
+                  (KR * KW + 1) * kPlaneThreads * sizeof(Accumulator<T>), launch.stream, args,
+                  FastDiv(args.channels));
+    launch_sum<T>(args, p, launch);
+  });
+}
+
+const char* unsuitable(const ConvProblem& p) {
   if (p.w.numel() == 0 || p.x.numel() == 0 || p.y.numel() == 0) return "nothing to multiply";
-  if (const char* reason = not_depthwise(p, false)) return reason;
+  return not_depthwise(p, false);
+}
+const char* unsuitable_for_tiles(const ConvBackwardWeight& p) {
+  if (const char* reason = unsuitable(p)) return reason;
   if (!channels_last(p)) return "channels do not come last";
   const Args args(p, 1, 1);
   return args.tiles.source_bytes() + args.tiles.own_bytes() > PixelTiles::kSharedBytes
              ? "more taps than shared memory has room for"
              : nullptr;
 }
+const char* unsuitable_for_planes(const ConvBackwardWeight& p) {
+  if (const char* reason = unsuitable(p)) return reason;
+  if (channels_last(p)) return "channels come last";
+  return PlaneArgs(p, 1, 1).pieces > INT_MAX ? "more pieces than 32 bits count" : nullptr;
+}
 
 constexpr Impl<ConvBackwardWeight> kBackwardWeight[] = {
-    {"depthwise", unsuitable,
+    {"depthwise", unsuitable_for_tiles,
      [](const ConvBackwardWeight& p) {
-       return dispatch_floating(p.x.dtype, [&]<class T>() { return workspace_bytes<T>(p); });
+       return dispatch_floating(p.x.dtype, [&]<class T>() {
+         return with_taps<T>(p, has_vectors(p), [&]<int KR, int KW, int>() {
+           return workspace_bytes<T>(Args(p, KR, KW));
+         });
+       });
      },
      [](const ConvBackwardWeight& p, const Launch& to) {
-       dispatch_floating(p.x.dtype, [&]<class T>() { launch<T>(p, to); });
+       dispatch_floating(p.x.dtype, [&]<class T>() { launch_tiles<T>(p, to); });
+     }},
+    {"depthwise_planes", unsuitable_for_planes,
+     [](const ConvBackwardWeight& p) {
+       return dispatch_floating(p.x.dtype, [&]<class T>() {
+         return with_taps<T>(p, true, [&]<int KR, int KW, int>() {
+           return workspace_bytes<T>(PlaneArgs(p, KR, KW));
+         });
+       });
+     },
+     [](const ConvBackwardWeight& p, const Launch& to) {
+       dispatch_floating(p.x.dtype, [&]<class T>() { launch_planes<T>(p, to); });
      }},
 };
 
