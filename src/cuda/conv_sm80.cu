@@ -12,8 +12,8 @@ namespace dlkern {
 
 namespace gpu {
 
-#define DLKERN_EXTERN_CONV_MMA(T)                                                       \
-  extern template void launch_conv_mma<T>(ConvMmaArgs, ConvLines, bool, const Launch&); \
+#define DLKERN_EXTERN_CONV_MMA(T)                                                              \
+  extern template void launch_conv_mma<T>(const ConvMmaArgs&, ConvLines, bool, const Launch&); \
   extern template void add_conv_parts<T>(const void*, const ConvResult&, int, int, const Launch&);
 DLKERN_EXTERN_CONV_MMA(Half)
 DLKERN_EXTERN_CONV_MMA(BFloat16)
@@ -257,24 +257,23 @@ Product weight_product(const ConvProblem& p) {
 
 // ---- Tiles and parts ------------------------------------------------------------------------
 
-int64_t tiles_of(const ConvMmaArgs& args, int64_t extent) {
-  return ceil_div(args.a.rows.count, extent) * ceil_div(args.b.rows.count, extent) * args.groups;
+int64_t tiles_of(const ConvMmaArgs& args, const ConvTileShape& tile) {
+  return ceil_div(args.a.rows.count, tile.m) * ceil_div(args.b.rows.count, tile.n) * args.groups;
 }
 
 // Large tiles where they are well filled and there are enough for the device.
 bool takes_large(const ConvMmaArgs& args, DType dtype, int64_t parts) {
-  return dtype != DType::kFloat64 && args.a.rows.count > kConvMedium &&
-         args.b.rows.count > kConvMedium &&
-         tiles_of(args, kConvLarge) * parts >= multiprocessor_count();
+  const ConvTileShape tile = conv_tile_shape(true, args.is_wide());
+  return dtype != DType::kFloat64 && args.a.rows.count > tile.m / 2 &&
+         args.b.rows.count > tile.n / 2 && tiles_of(args, tile) * parts >= multiprocessor_count();
 }
 
 // Cuts the sum of x into parts, as many as fill the device: by an estimate of the time, in steps of a
 // tile's depth.
 void set_parts(ConvMmaArgs& args, DType dtype) {
   const int depth = args.a.depth.count;
-  const bool large = takes_large(args, dtype, INT_MAX);
-  const int64_t tiles = tiles_of(args, large ? kConvLarge : kConvMedium);
-  const int64_t slots = multiprocessor_count() * (large ? kConvLargeBlocks : kConvMediumBlocks);
+  const ConvTileShape tile = conv_tile_shape(takes_large(args, dtype, INT_MAX), args.is_wide());
+  const int64_t tiles = tiles_of(args, tile), slots = multiprocessor_count() * tile.blocks;
   const int64_t steps = ceil_div(depth, kConvPartUnit);
   const double size = double(args.groups) * args.a.rows.count * args.b.rows.count;
   int64_t best = 1;
@@ -311,7 +310,7 @@ const char* unsuitable(const ConvProblem& p, int64_t few) {
 const char* too_large(const Product& x) {
   constexpr const char* kWhy = "an operand or the result has 2^30 elements or more, or padding";
   if (!x.fits) return kWhy;
-  return tiles_of(x.args, kConvMedium) * x.args.parts > INT_MAX ? kWhy : nullptr;
+  return tiles_of(x.args, conv_tile_shape(false, true)) * x.args.parts > INT_MAX ? kWhy : nullptr;
 }
 
 template <bool kInverse>

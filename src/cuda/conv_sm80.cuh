@@ -25,17 +25,20 @@ namespace dlkern::gpu {
 
 // ---- Config ---------------------------------------------------------------------------------
 
-template <class T>
-using ConvLargeTile =
-    std::conditional_t<std::is_same_v<T, float>, MmaTile<kConvLarge, kConvLarge, 2, 4, 4, 1>,
-                       MmaTile<kConvLarge, kConvLarge, 2, 2, 4, kConvLargeBlocks>>;
-using ConvMediumTile = MmaTile<kConvMedium, kConvMedium, 2, 2, 4, kConvMediumBlocks>;
+// Copies of single elements leave less time for products, and are more quickly had by many warps.
+template <class T, bool kWide>
+using ConvLargeTile = std::conditional_t<
+    !kWide, MmaTile<128, 64, 2, 2, 4, conv_tile_shape(true, false).blocks>,
+    std::conditional_t<std::is_same_v<T, float>, MmaTile<128, 128, 2, 4, 4, 1>,
+                       MmaTile<128, 128, 2, 2, 4, conv_tile_shape(true, true).blocks>>>;
+using ConvMediumTile = MmaTile<64, 64, 2, 2, 4, conv_tile_shape(false, true).blocks>;
 
 // ---- Operands -------------------------------------------------------------------------------
 
 // One thread's share of the copies of an operand's tiles. What load() starts is closed by
 // cp_async_commit().
-template <class T, int kRows, int kThreads, bool kAlongK>
+// kWide: all units are of 16 bytes; then there is no branch, and copies mix with what is around them.
+template <class T, int kRows, int kThreads, bool kAlongK, bool kWide>
 class PlaceLoader {
  public:
   using Shared = SharedTile<T, kRows, kAlongK>;
@@ -72,7 +75,7 @@ class PlaceLoader {
   }
 
   __device__ __forceinline__ void load(unsigned char* tile, int buffer) const {
-    if (x_.unit == 16) return load_units<16>(tile, buffer);
+    if (kWide || x_.unit == 16) return load_units<16>(tile, buffer);
     if constexpr (kSize <= 8) {
       if (x_.unit == 8) return load_units<8>(tile, buffer);
     }
@@ -215,13 +218,13 @@ inline constexpr int kConvSharedBytes =
     (std::max(Tile::kM, 2 * kTileDepth<T>) + std::max(Tile::kN, 2 * kTileDepth<T>)) *
         static_cast<int>(sizeof(Place));
 
-template <class Tile, class T, bool kAAlongK, bool kBAlongK>
+template <class Tile, class T, bool kAAlongK, bool kBAlongK, bool kWide>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     conv_sm80_kernel(const __grid_constant__ ConvMmaArgs args) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   using Sum = typename Mma<T>::Sum;
-  using LoaderA = PlaceLoader<T, Tile::kM, Tile::kThreads, kAAlongK>;
-  using LoaderB = PlaceLoader<T, Tile::kN, Tile::kThreads, kBAlongK>;
+  using LoaderA = PlaceLoader<T, Tile::kM, Tile::kThreads, kAAlongK, kWide>;
+  using LoaderB = PlaceLoader<T, Tile::kN, Tile::kThreads, kBAlongK, kWide>;
   extern __shared__ __align__(128) unsigned char shared[];
   auto* places = reinterpret_cast<Place*>(shared + kConvTileBytes<Tile, T>);
 
@@ -241,29 +244,32 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     load_a.prepare(begin + step * kTileDepth<T>, step % 2);
     load_b.prepare(begin + step * kTileDepth<T>, step % 2);
   };
-  // Behind a barrier, with its places prepared.
-  const auto load = [&](int step, int stage) {
-    if (step < steps) {
-      load_a.load(stage_a(stage), step % 2);
-      load_b.load(stage_b(stage), step % 2);
-    }
-    cp_async_commit();  // always: a group for each step
+  // Behind a barrier, with the places prepared. Steps behind the last one are zeros.
+  const auto load_tile_a = [&](int step, int stage) { load_a.load(stage_a(stage), step % 2); };
+  const auto load_tile_b = [&](int step, int stage) {
+    load_b.load(stage_b(stage), step % 2);
+    cp_async_commit();
     prepare(step + 1);
   };
 
   prepare(0);
   for (int stage = 0; stage < Tile::kStages - 1; ++stage) {
     __syncthreads();
-    load(stage, stage);
+    load_tile_a(stage, stage);
+    load_tile_b(stage, stage);
   }
   MmaSums<Tile, Sum> sums;
   int read = 0, write = Tile::kStages - 1;
   for (int step = 0; step < steps; ++step) {
     cp_async_wait<Tile::kStages - 2>();
     __syncthreads();  // all of this stage is there, and the one before has been read
-    load(step + Tile::kStages - 1, write);
-    multiply_stage<Tile, T, typename LoaderA::Shared, typename LoaderB::Shared>(
-        sums, stage_a(read), stage_b(read), false, false);
+#pragma unroll
+    for (int i = 0; i < kStageSteps<T>; ++i) {  // copies start among the products
+      multiply_step<Tile, T, typename LoaderA::Shared, typename LoaderB::Shared>(
+          sums, stage_a(read), stage_b(read), i, false, false);
+      if (i == 0) load_tile_a(step + Tile::kStages - 1, write);
+      if (i == kStageSteps<T> - 1) load_tile_b(step + Tile::kStages - 1, write);
+    }
     read = read + 1 < Tile::kStages ? read + 1 : 0;
     write = write + 1 < Tile::kStages ? write + 1 : 0;
   }
@@ -296,26 +302,32 @@ __global__ void __launch_bounds__(kPartsThreads)
 
 // ---- Launch ---------------------------------------------------------------------------------
 
-template <class Tile, class T>
+template <class Tile, class T, bool kWide>
 void launch_conv_tile(ConvMmaArgs args, ConvLines lines, const Launch& launch) {
   args.tiles_m = ceil_div(args.a.rows.count, Tile::kM);
   args.tiles_n = ceil_div(args.b.rows.count, Tile::kN);
   const int64_t tiles = args.tiles_m * args.tiles_n * args.parts * args.groups;
-  auto* kernel = conv_sm80_kernel<Tile, T, true, true>;
+  auto* kernel = conv_sm80_kernel<Tile, T, true, true, kWide>;
   if (!lines.b_along_k) {
-    kernel = lines.a_along_k ? conv_sm80_kernel<Tile, T, true, false>
-                             : conv_sm80_kernel<Tile, T, false, false>;
+    kernel = lines.a_along_k ? conv_sm80_kernel<Tile, T, true, false, kWide>
+                             : conv_sm80_kernel<Tile, T, false, false, kWide>;
   }
   launch_kernel(kernel, static_cast<unsigned>(tiles), Tile::kThreads, kConvSharedBytes<Tile, T>,
                 launch.stream, args);
 }
 
 template <class T>
-void launch_conv_mma(ConvMmaArgs args, ConvLines lines, bool large, const Launch& launch) {
-  if constexpr (!std::is_same_v<T, double>) {
-    if (large) return launch_conv_tile<ConvLargeTile<T>, T>(args, lines, launch);
+void launch_conv_mma(const ConvMmaArgs& args, ConvLines lines, bool large, const Launch& launch) {
+  if (args.is_wide()) {
+    if constexpr (!std::is_same_v<T, double>) {
+      if (large) return launch_conv_tile<ConvLargeTile<T, true>, T, true>(args, lines, launch);
+    }
+    return launch_conv_tile<ConvMediumTile, T, true>(args, lines, launch);
   }
-  launch_conv_tile<ConvMediumTile, T>(args, lines, launch);
+  if constexpr (!std::is_same_v<T, double>) {
+    if (large) return launch_conv_tile<ConvLargeTile<T, false>, T, false>(args, lines, launch);
+  }
+  launch_conv_tile<ConvMediumTile, T, false>(args, lines, launch);
 }
 
 template <class T>

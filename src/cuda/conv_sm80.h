@@ -71,6 +71,9 @@ struct ConvMmaArgs {
   ConvResult result;
   int groups = 1, parts = 1, part_depth = 0;  // a part's share of the sum
   int64_t tiles_m = 0, tiles_n = 0;
+
+  // All copies are of 16 bytes.
+  bool is_wide() const { return a.unit == 16 && b.unit == 16; }
 };
 
 // Whether lines of tiles run along the sum; never a's along rows and b's along the sum.
@@ -80,13 +83,20 @@ struct ConvLines {
 
 // A multiple of all types' depth of a tile.
 inline constexpr int kConvPartUnit = 32;
-// Extents of tiles, and how many of them a multiprocessor works on at once.
-inline constexpr int kConvLarge = 128, kConvLargeBlocks = 2, kConvMedium = 64,
-                     kConvMediumBlocks = 3;
 
-// The product in tiles, large ones or medium. For Half, BFloat16, float (as tf32); double: medium ones.
+// Extents of tiles, and how many of them a multiprocessor works on at once.
+struct ConvTileShape {
+  int m, n, blocks;
+};
+constexpr ConvTileShape conv_tile_shape(bool large, bool wide) {
+  if (!large) return {64, 64, 3};
+  return wide ? ConvTileShape{128, 128, 2} : ConvTileShape{128, 64, 3};
+}
+
+// The product in tiles, large ones or not. For Half, BFloat16, float (as tf32), and double, for which
+// none are large.
 template <class T>
-void launch_conv_mma(ConvMmaArgs args, ConvLines lines, bool large, const Launch& launch);
+void launch_conv_mma(const ConvMmaArgs& args, ConvLines lines, bool large, const Launch& launch);
 
 // The result from its sums in the workspace, [part, group, row, column] in the type that T is summed in:
 // added in the order of the parts.

@@ -5,9 +5,9 @@
 
 namespace dlkern::gpu {
 
-template void launch_conv_mma<BFloat16>(ConvMmaArgs, ConvLines, bool, const Launch&);
+template void launch_conv_mma<BFloat16>(const ConvMmaArgs&, ConvLines, bool, const Launch&);
 template void add_conv_parts<BFloat16>(const void*, const ConvResult&, int, int, const Launch&);
-template void launch_conv_mma<Half>(ConvMmaArgs, ConvLines, bool, const Launch&);
+template void launch_conv_mma<Half>(const ConvMmaArgs&, ConvLines, bool, const Launch&);
 template void add_conv_parts<Half>(const void*, const ConvResult&, int, int, const Launch&);
 
 }  // namespace dlkern::gpu

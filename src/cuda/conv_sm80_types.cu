@@ -5,9 +5,9 @@
 
 namespace dlkern::gpu {
 
-template void launch_conv_mma<float>(ConvMmaArgs, ConvLines, bool, const Launch&);
+template void launch_conv_mma<float>(const ConvMmaArgs&, ConvLines, bool, const Launch&);
 template void add_conv_parts<float>(const void*, const ConvResult&, int, int, const Launch&);
-template void launch_conv_mma<double>(ConvMmaArgs, ConvLines, bool, const Launch&);
+template void launch_conv_mma<double>(const ConvMmaArgs&, ConvLines, bool, const Launch&);
 template void add_conv_parts<double>(const void*, const ConvResult&, int, int, const Launch&);
 
 }  // namespace dlkern::gpu

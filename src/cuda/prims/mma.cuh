@@ -237,29 +237,39 @@ __device__ __forceinline__ bool has_first_columns() {
   return threadIdx.x / 32 % Tile::kWarpsN == 0;
 }
 
-// sums += a b^T for the tiles of a stage, in the order of k.
+// sums += a b^T for one fragment's depth of a stage's tiles.
+template <class Tile, class T, class SharedA, class SharedB, class Sum>
+__device__ __forceinline__ void multiply_step(MmaSums<Tile, Sum>& sums, const unsigned char* a,
+                                              const unsigned char* b, int step, bool a_is_e5m2,
+                                              bool b_is_e5m2) {
+  const int warp = threadIdx.x / 32;
+  const int r0 = warp / Tile::kWarpsN * Tile::kWarpM, c0 = warp % Tile::kWarpsN * Tile::kWarpN;
+  Fragment<T> y[Tile::kWarpN / 16];
+#pragma unroll
+  for (int j = 0; j < Tile::kWarpN / 16; ++j) {
+    load_fragment<T, SharedB, true>(y[j], b, c0 + 16 * j, step, b_is_e5m2);
+  }
+#pragma unroll
+  for (int i = 0; i < Tile::kWarpM / 16; ++i) {
+    Fragment<T> x;
+    load_fragment<T, SharedA, false>(x, a, r0 + 16 * i, step, a_is_e5m2);
+#pragma unroll
+    for (int j = 0; j < Tile::kWarpN / 8; ++j) {
+      Mma<T>::product(sums.c[i][j], x, y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
+    }
+  }
+}
+
+// Those of all the depth, in the order of k.
+template <class T>
+inline constexpr int kStageSteps = kTileDepthBytes / kFragmentBytes<T>;
 template <class Tile, class T, class SharedA, class SharedB, class Sum>
 __device__ __forceinline__ void multiply_stage(MmaSums<Tile, Sum>& sums, const unsigned char* a,
                                                const unsigned char* b, bool a_is_e5m2,
                                                bool b_is_e5m2) {
-  const int warp = threadIdx.x / 32;
-  const int r0 = warp / Tile::kWarpsN * Tile::kWarpM, c0 = warp % Tile::kWarpsN * Tile::kWarpN;
 #pragma unroll
-  for (int step = 0; step < kTileDepthBytes / kFragmentBytes<T>; ++step) {
-    Fragment<T> y[Tile::kWarpN / 16];
-#pragma unroll
-    for (int j = 0; j < Tile::kWarpN / 16; ++j) {
-      load_fragment<T, SharedB, true>(y[j], b, c0 + 16 * j, step, b_is_e5m2);
-    }
-#pragma unroll
-    for (int i = 0; i < Tile::kWarpM / 16; ++i) {
-      Fragment<T> x;
-      load_fragment<T, SharedA, false>(x, a, r0 + 16 * i, step, a_is_e5m2);
-#pragma unroll
-      for (int j = 0; j < Tile::kWarpN / 8; ++j) {
-        Mma<T>::product(sums.c[i][j], x, y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
-      }
-    }
+  for (int step = 0; step < kStageSteps<T>; ++step) {
+    multiply_step<Tile, T, SharedA, SharedB>(sums, a, b, step, a_is_e5m2, b_is_e5m2);
   }
 }
 
@@ -269,7 +279,7 @@ __device__ __forceinline__ void add_row_sums(MmaRowSums<Tile, Sum>& rows, const 
                                              bool a_is_e5m2) {
   const int r0 = threadIdx.x / 32 / Tile::kWarpsN * Tile::kWarpM;
 #pragma unroll
-  for (int step = 0; step < kTileDepthBytes / kFragmentBytes<T>; ++step) {
+  for (int step = 0; step < kStageSteps<T>; ++step) {
 #pragma unroll
     for (int i = 0; i < Tile::kWarpM / 16; ++i) {
       Fragment<T> x;
