@@ -67,18 +67,19 @@ def test_copied_images(gpu, rng, layout, dtype):
     check(gpu, dtype, rng, case, "contiguous" if layout == "NCHW" else "strided")
 
 
-# Channels first: results whose pixels leave 8, 4, 2 or 1 at a time, with every width of tiles.
+# Channels first: results whose pixels leave 8, 4, 2 or 1 at a time, with every width of tiles. Large
+# enough to be worth copies of what is read.
 PLANES = {
-    "8 pixels": Case(3, 64, 72, (12, 10), (3, 3), (1, 1), PAD),
+    "8 pixels": Case(8, 64, 72, (12, 10), (3, 3), (1, 1), PAD),
     "4 pixels": Case(5, 64, 136, (14, 14), (3, 3), (1, 1), PAD),
-    "2 pixels": Case(4, 64, 67, (9, 14), (3, 3), (1, 1), PAD),
-    "1 pixel": Case(5, 72, 64, (7, 7), (3, 3), (1, 1), PAD),
+    "2 pixels": Case(8, 64, 67, (9, 14), (3, 3), (1, 1), PAD),
+    "1 pixel": Case(20, 72, 64, (7, 7), (3, 3), (1, 1), PAD),
     "wide": Case(9, 128, 264, (28, 28), (3, 3), (1, 1), PAD),
     "large": Case(3, 61, 96, (40, 56), (3, 3), (1, 1), PAD),
-    "strided": Case(4, 64, 128, (15, 28), (3, 3), (2, 2), PAD),
+    "strided": Case(6, 64, 128, (15, 28), (3, 3), (2, 2), PAD),
     "groups": Case(3, 64, 128, (12, 10), (3, 3), (1, 1), PAD, groups=3),
     "5x5": Case(4, 64, 64, (14, 14), (5, 5), (1, 1), ((2, 2), (2, 2))),
-    "1d": Case(3, 64, 64, (400,), (5,), (2,), ((2, 1),)),
+    "1d": Case(9, 64, 64, (400,), (5,), (2,), ((2, 1),)),
     "3d": Case(2, 64, 64, (8, 6, 10), (3, 2, 3), (1, 1, 1), ((1, 1), (0, 1), (1, 1))),
 }  # fmt: skip
 
