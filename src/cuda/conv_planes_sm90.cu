@@ -140,9 +140,7 @@ void run_axes(const ConvProblem& p, const PlanePlan& plan, const Image& planes, 
 
 void run_planes(const ConvProblem& p, const PlanePlan& plan, const Launch& launch) {
   int* flag = static_cast<int*>(launch.workspace);
-  clear_flag(flag, launch);
-  plan.image.fill(flag, launch);
-  plan.weights.fill(flag, launch);
+  fill(plan.image, plan.weights, flag, launch);
   const Image planes = staged(plan.from, plan.image, launch);
   for_each_axes(p, plan.inverse, [&](const Axes& axes, const Axes& result) {
     run_axes(p, plan, planes, axes, result, flag, launch);

@@ -219,12 +219,18 @@ struct PlaneStage {
     workspace_bytes += (pack.bytes() + 255) / 256 * 256;
   }
   void* data(const Launch& launch) const { return static_cast<uint8_t*>(launch.workspace) + at; }
-  void fill(int* flag, const Launch& launch) const {
-    Pack p = pack;
-    p.flag = flag;
-    run_pack(p, data(launch), launch.stream);
-  }
 };
+
+// Writes planes. *flag is set where a tensor has none: then nothing of them may be used.
+inline void fill(const PlaneStage& first, const PlaneStage& second, int* flag,
+                 const Launch& launch) {
+  Pack packs[2] = {first.pack, second.pack};
+  packs[0].to = first.data(launch);
+  packs[1].to = second.data(launch);
+  packs[0].flag = packs[1].flag = flag;
+  check(cudaMemsetAsync(flag, 0, sizeof(int), static_cast<Stream>(launch.stream)), "flag");
+  run_packs(packs, launch.stream);
+}
 
 inline PlaneStage image_planes(const Image& image, int planes, int64_t groups,
                                size_t& workspace_bytes) {
@@ -258,11 +264,6 @@ inline Image staged(const Image& image, const PlaneStage& stage, const Launch& l
   }
   view.n_stride = stride;
   return view;
-}
-
-// Set where a tensor has no planes: then nothing of them may be used.
-inline void clear_flag(int* flag, const Launch& launch) {
-  check(cudaMemsetAsync(flag, 0, sizeof(int), static_cast<Stream>(launch.stream)), "flag");
 }
 
 // Element strides of the weights as a matrix [rows, taps, cols] of each group, cols being neighbours.

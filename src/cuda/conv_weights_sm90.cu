@@ -206,9 +206,7 @@ void run_weights(const ConvProblem& p, const WeightPlan& plan, const Launch& lau
   int* flag = nullptr;
   if (plan.planes) {
     flag = reinterpret_cast<int*>(static_cast<uint8_t*>(launch.workspace) + plan.flag_at);
-    clear_flag(flag, launch);
-    plan.x_planes.fill(flag, launch);
-    plan.dy_planes.fill(flag, launch);
+    fill(plan.x_planes, plan.dy_planes, flag, launch);
     x = staged(x, plan.x_planes, launch);
     dy = staged(dy, plan.dy_planes, launch);
   }

@@ -2,6 +2,8 @@
 // workspace along k.
 #pragma once
 
+#include <span>
+
 #include "ops/gemm.h"
 
 namespace dlkern {
@@ -9,6 +11,7 @@ namespace dlkern {
 // One operand: items of a batch, each rows x k. In the copy k is filled up with zeros to pitch().
 struct Pack {
   const void* from = nullptr;
+  void* to = nullptr;
   int64_t rows = 1, row = 0;  // extent and stride
   StridedIndex<1> k;          // composed, in order
   StridedIndex<2> items;      // of the operand, and of the copy
@@ -28,6 +31,7 @@ struct Pack {
   }
 };
 
-void run_pack(const Pack& pack, void* to, void* stream);
+// Those that are computed alike in one launch, if they follow each other.
+void run_packs(std::span<const Pack> packs, void* stream);
 
 }  // namespace dlkern

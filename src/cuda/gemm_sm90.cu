@@ -554,11 +554,12 @@ void launch_plan(const Gemm& g, const Sm90Plan& plan, const Launch& launch) {
   }
   Pack packs[2] = {pack_of(g, plan.first, plan.planes), pack_of(g, plan.second, plan.planes)};
   uint8_t* places[2] = {workspace + plan.first_at, workspace + plan.second_at};
-  const Operand* operands[2] = {&plan.first, &plan.second};
   for (int i = 0; i < 2; ++i) {
+    packs[i].to = places[i];
     packs[i].flag = flag;
-    if (operands[i]->packed) run_pack(packs[i], places[i], launch.stream);
   }
+  const int first = plan.first.packed ? 0 : 1, end = plan.second.packed ? 2 : 1;
+  if (first < end) run_packs({packs + first, packs + end}, launch.stream);
 
   Sm90Args args;
   set_epilogue(g, plan, args);
