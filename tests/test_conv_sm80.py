@@ -118,10 +118,11 @@ def test_images_do_not_depend_on_the_batch(gpu, rng, name, layout, dtype):
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_views(gpu, rng, layout):
-    """Channels of a longer tensor, and pixels with room between them, on both sides."""
+@pytest.mark.parametrize("name", ["16 bytes", "many parts"])
+def test_views(gpu, rng, name, layout):
+    """Bits do not depend on strides and addresses: tensors that are parts of longer ones."""
     torch = pytest.importorskip("torch")
-    case = replace(CASES["16 bytes"], layout=layout)
+    case = replace(CASES[name], layout=layout)
     x, w, _, _, dy = case.arrays(rng, "bfloat16")
     place = lambda a: torch.from_dlpack(gpu.array(case.place(a)))  # noqa: E731
 

@@ -262,17 +262,17 @@ int64_t tiles_of(const ConvMmaArgs& args, const ConvTileShape& tile) {
 }
 
 // Large tiles where they are well filled and there are enough for the device.
-bool takes_large(const ConvMmaArgs& args, DType dtype, int64_t parts) {
-  const ConvTileShape tile = conv_tile_shape(true, args.is_wide());
+bool takes_large(const ConvMmaArgs& args, bool wide, DType dtype, int64_t parts) {
+  const ConvTileShape tile = conv_tile_shape(true, wide);
   return dtype != DType::kFloat64 && args.a.rows.count > tile.m / 2 &&
          args.b.rows.count > tile.n / 2 && tiles_of(args, tile) * parts >= multiprocessor_count();
 }
 
-// Cuts the sum of x into parts, as many as fill the device: by an estimate of the time, in steps of a
-// tile's depth.
+// Cuts the sum into parts, as many as fill the device: by an estimate of the time, in steps of a tile's
+// depth. As if all copies were wide: bits do not depend on addresses.
 void set_parts(ConvMmaArgs& args, DType dtype) {
   const int depth = args.a.depth.count;
-  const ConvTileShape tile = conv_tile_shape(takes_large(args, dtype, INT_MAX), args.is_wide());
+  const ConvTileShape tile = conv_tile_shape(takes_large(args, true, dtype, INT_MAX), true);
   const int64_t tiles = tiles_of(args, tile), slots = multiprocessor_count() * tile.blocks;
   const int64_t steps = ceil_div(depth, kConvPartUnit);
   const double size = double(args.groups) * args.a.rows.count * args.b.rows.count;
@@ -333,7 +333,7 @@ template <bool kInverse>
 void run_images(const ConvProblem& p, const Launch& launch) {
   for_each_axes(p, kInverse, [&](const Axes& axes, const Axes& result) {
     const Product x = image_product(p, kInverse, axes, result);
-    const bool large = takes_large(x.args, p.x.dtype, 1);
+    const bool large = takes_large(x.args, x.args.is_wide(), p.x.dtype, 1);
     dispatch_floating(p.x.dtype,
                       [&]<class T>() { launch_conv_mma<T>(x.args, x.lines, large, launch); });
   });
@@ -380,7 +380,7 @@ void run_weights(const ConvBackwardWeight& p, const Launch& launch) {
   const ConvResult result = args.result;
   if (args.parts > 1) args.result = sums_of_parts(args, dtype, launch.workspace);
   dispatch_floating(dtype, [&]<class T>() {
-    launch_conv_mma<T>(args, x.lines, takes_large(args, dtype, args.parts), launch);
+    launch_conv_mma<T>(args, x.lines, takes_large(args, args.is_wide(), dtype, args.parts), launch);
     if (args.parts > 1) {
       add_conv_parts<T>(launch.workspace, result, args.groups, args.parts, launch);
     }
