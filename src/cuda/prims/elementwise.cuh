@@ -141,6 +141,7 @@ template <class T>
 struct InOut : Out<T> {
   using Value = Computed<T>;
   static constexpr bool kIsRead = true;
+  InOut from(int64_t offset) const { return {Out<T>::from(offset)}; }
   template <int W>
   using Fetched = Raw<T, W>;
   template <int W>
