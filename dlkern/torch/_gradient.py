@@ -11,6 +11,7 @@ import torch
 from torch import _C
 from torch._library.autograd import supports_tensorlist
 
+from dlkern.torch._modes import is_eager
 from dlkern.torch._op import Step, use
 from dlkern.torch._shapes import is_channels_last
 
@@ -42,6 +43,7 @@ class _Call:
     function: Callable[..., Any]
     arguments: tuple[str, ...]
     results: tuple[str, ...]
+    operator: Operator | None = None  # the function, if it is one
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Gradient:
             elif "bool" in op.types[n] and "Tensor" in self.operator.types.get(n, ""):
                 name = f"{n}_wanted"
             names.append(name)
-        return _Call(op, tuple(names), step.results or op.outputs)
+        return _Call(op, tuple(names), step.results or op.outputs, op)
 
     def _plan_keeping(self, asked: set[str]) -> None:
         """Which of inputs, outputs and derived values, by their places in a row, are kept."""
@@ -118,7 +120,7 @@ class Gradient:
         self.hidden = [i for i in unasked if i >= count]
         # Of several gradients steps want each as a tensor, but for those of saving ops; of one
         # alone there is none to be made. That of a statistic would be zeros from one more kernel.
-        alone = len(self.saving.outputs) - len(unasked) == 1
+        alone = len(self.saving.outputs) - len(unasked) == 1 and not operator.has_lists
         self.takes_none = alone or self.saving is not operator
 
     def keep(self, ctx: Any, args: tuple[Any, ...], results: tuple[Any, ...]) -> None:
@@ -145,8 +147,11 @@ class Gradient:
         by_name = ctx.images and not is_channels_last(gradients[0])
         if by_name:
             pool.update({n: _channels_last(pool[n]) for n in ctx.images}, layout="NHWC")
+        # An eager backward asks for torch's modes once, not in each call.
+        direct = not torch.is_grad_enabled() and is_eager(gradients)
         for call in plan.calls:
-            results = call.function(*[pool[a] for a in call.arguments])
+            function = call.operator.forward if direct and call.operator else call.function
+            results = function(*[pool[a] for a in call.arguments])
             if len(call.results) == 1:
                 pool[call.results[0]] = results
             else:

@@ -17,6 +17,7 @@ from torch import _C, Tensor
 
 import dlkern
 from dlkern.torch._gradient import Gradient, function_of, transformable_function_of
+from dlkern.torch._modes import is_eager, is_transformed
 from dlkern.torch._op import Op
 from dlkern.torch._shapes import unpaired
 
@@ -27,8 +28,6 @@ _DEVICES = ("CPU", "CUDA")
 _AUTOCAST_KEYS = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU) | _C.DispatchKeySet(
     _C.DispatchKey.AutocastCUDA
 )
-_PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
-_NO_TENSORS = frozenset((bool, int, float, str, type(None), torch.dtype, tuple, torch.Size))
 
 
 def register(rows: Sequence[Op]) -> None:
@@ -91,11 +90,11 @@ class Operator:
             torch.library.register_vmap(self.overload, self._vmap, lib=_LIBRARY)
 
     def __call__(self, *args: Any) -> Any:
-        if _is_eager(args) and not (self.row.autocast and _C._is_any_autocast_enabled()):
+        if is_eager(args) and not (self.row.autocast and _C._is_any_autocast_enabled()):
             if self._needs_grad(args):
                 return self._own(self.apply(None, *_filled(args, self.defaults)))
             return self.forward(*args)
-        if _is_transformed() and not self.has_lists and not self.is_mutable:
+        if is_transformed() and not self.has_lists and not self.is_mutable:
             # Gradients of torch.func do not come through the dispatcher.
             return self._own(self.transformable.apply(*_filled(args, self.defaults)))
         return self.overload(*args)
@@ -222,9 +221,13 @@ def _counting_versions(forward: Callable[..., Any], schema: Any) -> Callable[...
 
     def wrapped(*args: Any) -> Any:
         results = forward(*args)
-        for i in written:
-            if i < len(args) and args[i] is not None:
-                torch.autograd.graph.increment_version(args[i])
+        changed: list[Tensor] = []
+        for a in [args[i] for i in written if i < len(args)]:
+            if isinstance(a, list):
+                changed += a
+            elif a is not None:
+                changed.append(a)
+        torch.autograd.graph.increment_version(changed)
         return results
 
     return wrapped
@@ -233,37 +236,6 @@ def _counting_versions(forward: Callable[..., Any], schema: Any) -> Callable[...
 def _filled(args: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     """With the trailing defaults that the dispatcher leaves out."""
     return args + defaults[len(args) :] if len(args) < len(defaults) else args
-
-
-# ---- Modes ---------------------------------------------------------------------------------------
-
-
-def _is_eager(args: Sequence[Any]) -> bool:
-    """Nothing of torch's, but autocast, wants to see the call; tensors are plain ones with data."""
-    if (
-        torch.compiler.is_compiling()
-        or _C._len_torch_dispatch_stack()
-        or _C._are_functorch_transforms_active()
-        or _C._is_torch_function_mode_enabled()
-        or _C._get_tracing_state() is not None
-    ):
-        return False
-    for a in args:
-        kind = type(a)
-        if kind in _PLAIN_TYPES:
-            if a.is_meta:
-                return False
-        elif kind in _NO_TENSORS or (kind is list and (not a or type(a[0]) in _NO_TENSORS)):
-            continue  # asking isinstance() takes as long as all the rest
-        elif isinstance(a, Tensor) or (
-            isinstance(a, list) and a and isinstance(a[0], Tensor) and not _is_eager(a)
-        ):
-            return False
-    return True
-
-
-def _is_transformed() -> bool:
-    return not torch.compiler.is_compiling() and _C._are_functorch_transforms_active()
 
 
 def _is_batched(dim: Any) -> bool:
