@@ -67,8 +67,8 @@ def test_copied_images(gpu, rng, layout, dtype):
     check(gpu, dtype, rng, case, "contiguous" if layout == "NCHW" else "strided")
 
 
-# Channels first: results whose pixels leave 8, 4, 2 or 1 at a time, with every width of tiles. Large
-# enough to be worth copies of what is read.
+# Channels first: results whose pixels leave 8, 4, 2 or 1 at a time, with every width of tiles.
+# Large enough to be worth copies of what is read.
 PLANES = {
     "8 pixels": Case(8, 64, 72, (12, 10), (3, 3), (1, 1), PAD),
     "4 pixels": Case(5, 64, 136, (14, 14), (3, 3), (1, 1), PAD),
