@@ -254,19 +254,16 @@ auto with_pixels(const ConvProblem& p, bool inverse, F&& f) {
   return f.template operator()<1, 8, 0, 0, false, true>();
 }
 
-int64_t shared_bytes(const Args& args, const ConvProblem& p, bool inverse) {
-  return args.tiles.source_bytes() + Args::weight_bytes(p, inverse);
-}
-
 template <class T>
 void launch(const ConvProblem& p, bool inverse, const Launch& launch) {
   if ((inverse ? p.x : p.y).numel() == 0) return;
   with_pixels<T>(
       p, inverse, [&]<int kHigh, int kWide, int KW, int M, bool kSquare, bool kVectors>() {
         const Args args(p, inverse, kHigh, kWide);
-        launch_kernel(conv_depthwise_kernel<T, kHigh, kWide, KW, M, kSquare, kVectors>,
-                      static_cast<unsigned>(args.tiles.count(p.geometry.batch)),
-                      args.tiles.threads(), shared_bytes(args, p, inverse), launch.stream, args);
+        launch_kernel(
+            conv_depthwise_kernel<T, kHigh, kWide, KW, M, kSquare, kVectors>,
+            static_cast<unsigned>(args.tiles.count(p.geometry.batch)), args.tiles.threads(),
+            args.tiles.source_bytes() + Args::weight_bytes(p, inverse), launch.stream, args);
       });
 }
 
@@ -275,12 +272,12 @@ const char* unsuitable(const ConvProblem& p, bool inverse) {
   if (const char* reason = not_depthwise(p, inverse)) return reason;
   if (!channels_last(p)) return "channels do not come last";
   if ((inverse ? p.x : p.y).numel() == 0) return nullptr;
-  const int64_t bytes = dispatch_floating(p.x.dtype, [&]<class T>() {
+  return dispatch_floating(p.x.dtype, [&]<class T>() {
     return with_pixels<T>(p, inverse, [&]<int kHigh, int kWide, int, int, bool, bool>() {
-      return shared_bytes(Args(p, inverse, kHigh, kWide), p, inverse);
+      return Args(p, inverse, kHigh, kWide)
+          .tiles.decline(p.geometry.batch, Args::weight_bytes(p, inverse));
     });
   });
-  return bytes > PixelTiles::kSharedBytes ? "more taps than shared memory has room for" : nullptr;
 }
 
 template <bool kInverse>

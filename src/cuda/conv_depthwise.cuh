@@ -158,6 +158,12 @@ struct PixelTiles {
   }
   int64_t source_bytes() const { return int64_t{source_rows} * source_columns * kPixelBytes; }
   int64_t own_bytes() const { return int64_t{rows} * columns * kPixelBytes; }
+  // nullptr where a multiprocessor has room for a tile and other_bytes, and tiles count in 32 bits.
+  const char* decline(int64_t batch, int64_t other_bytes) const {
+    if (count(batch) > INT_MAX) return "more tiles than 32 bits count";
+    return source_bytes() + other_bytes > kSharedBytes ? "more taps than shared memory has room for"
+                                                       : nullptr;
+  }
   int64_t bytes(const RunAxis& down, int64_t high, const ConvGeometry& g, bool with_own) const {
     const int64_t of_source =
         down.reach(static_cast<int>(high), static_cast<int>(g.window[1].kernel));

@@ -496,10 +496,8 @@ const char* unsuitable(const ConvProblem& p) {
 const char* unsuitable_for_tiles(const ConvBackwardWeight& p) {
   if (const char* reason = unsuitable(p)) return reason;
   if (!channels_last(p)) return "channels do not come last";
-  const Args args(p, 1, 1);
-  return args.tiles.source_bytes() + args.tiles.own_bytes() > PixelTiles::kSharedBytes
-             ? "more taps than shared memory has room for"
-             : nullptr;
+  const PixelTiles tiles = Args(p, 1, 1).tiles;
+  return tiles.decline(p.geometry.batch, tiles.own_bytes());
 }
 const char* unsuitable_for_planes(const ConvBackwardWeight& p) {
   if (const char* reason = unsuitable(p)) return reason;
