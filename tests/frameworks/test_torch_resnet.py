@@ -24,11 +24,13 @@ def test_converted_resnet_trains_as_the_original(device, capsys):
     assert losses["dlkern"] == pytest.approx(losses["torch"], rel=1e-8)
 
 
-def test_losses_in_bfloat16_are_as_near_to_those_in_float32_as_the_originals(device):
+def test_losses_in_bfloat16_are_those_in_float32_but_for_noise(device):
+    # Of batches this small it is 0.06 to 0.17 for either of the two, by seeds: chance says which one
+    # is nearer. The loss falls by 0.7.
     losses = run(device, "--steps=10")
-    assert losses["dlkern"][-1] < 0.9 * losses["dlkern"][0]
-    noise = example.distance(losses["torch"], losses["float32"])
-    assert 0 < example.distance(losses["dlkern"], losses["float32"]) < 2 * noise
+    right = losses["float32"]
+    assert losses["dlkern"][0] == pytest.approx(right[0], abs=0.02)
+    assert example.distance(losses["dlkern"], right) < (right[0] - right[-1]) / 3
 
 
 def test_resnet50_has_the_names_and_shapes_of_torchvision():
