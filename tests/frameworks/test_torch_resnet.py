@@ -25,8 +25,8 @@ def test_converted_resnet_trains_as_the_original(device, capsys):
 
 
 def test_losses_in_bfloat16_are_those_in_float32_but_for_noise(device):
-    # Of batches this small it is 0.06 to 0.17 for either of the two, by seeds: chance says which one
-    # is nearer. The loss falls by 0.7.
+    # Of batches this small it is 0.06 to 0.17 for either of the two, by seeds: chance says which is
+    # the nearer one. The loss falls by 0.7.
     losses = run(device, "--steps=10")
     right = losses["float32"]
     assert losses["dlkern"][0] == pytest.approx(right[0], abs=0.02)
