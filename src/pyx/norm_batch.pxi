@@ -85,8 +85,11 @@ def batch_norm_training(x, weight, bias, running_mean, running_var, residual, ac
     cdef const DLTensor* tmean = call.optional_inout("running_mean", running_mean)
     cdef const DLTensor* tvar = call.optional_inout("running_var", running_var)
     cdef const DLTensor* tcount = call.optional_inout("num_batches_tracked", num_batches_tracked)
-    cdef const DLTensor* tgiven_mean = call.optional_input("mean", mean)
-    cdef const DLTensor* tgiven_var = call.optional_input("var", var)
+    cdef const DLTensor* tgiven_mean = call.optional_input("stats[0]", mean)
+    cdef const DLTensor* tgiven_var = call.optional_input("stats[1]", var)
+    if mean is not None:
+        call.rename("mean", "stats[0]")
+        call.rename("var", "stats[1]")
     call.rename("num_batches", "num_batches_tracked")
     cdef dlk_batch_norm_params params = batch_params(call, tx, layout, eps, activation)
     if momentum is None:
