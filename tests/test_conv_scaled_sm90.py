@@ -134,8 +134,9 @@ def test_copied_images(gpu, rng, layout, kinds, out_dtype):
     right, scale = sums(case, x, w)
     y = dlkern.scaled_conv(*placed, gpu.array(np.float32(1 / 128)), **case.arguments,
                            out_dtype=out_dtype)  # fmt: skip
-    assert_close(case.unplace(gpu.numpy(y)), right / 128, out_dtype, tolerance(gpu, kinds[0]),
-                 scale=scale / 128)  # fmt: skip
+    largest = 448 if out_dtype == "float8_e4m3fn" else np.inf
+    assert_close(case.unplace(gpu.numpy(y)), np.clip(right / 128, -largest, largest), out_dtype,
+                 tolerance(gpu, kinds[0]), scale=scale / 128)  # fmt: skip
 
 
 @pytest.mark.parametrize("out_dtype", ["int32", "int8", "bfloat16"])
