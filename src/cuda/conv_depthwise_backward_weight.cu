@@ -22,6 +22,7 @@ using namespace gpu;
 constexpr int kWide = 4;                         // neighbouring pixels of a thread
 constexpr int64_t kPieces = 64;                  // of a tile
 constexpr int kSlots = PixelTiles::kMostPieces;  // threads of the same channels in a block
+constexpr int64_t kBytesOfThird = 75 * 1024;     // shared memory of a block, one of three
 
 struct Args {
   RunAxis axis[3];
@@ -72,7 +73,12 @@ struct Args {
     by_slices = FastDiv(tap_extent[0]);
     tile_count = tiles.count(p.geometry.batch) / tiles.by_channels.divisor();
     const int64_t blocks = tiles.by_channels.divisor() * by_groups.divisor() * tap_extent[0];
-    part_count = std::clamp<int64_t>(3 * multiprocessor_count() / blocks, 1, tile_count);
+    part_count = std::clamp(blocks_at_once() / blocks, int64_t{1}, tile_count);
+  }
+  // More than are at work at the same time would wait for others, which do not take equal shares then.
+  int64_t blocks_at_once() const {
+    const int64_t bytes = tiles.source_bytes() + tiles.own_bytes();
+    return (bytes <= kBytesOfThird ? 3 : 2) * int64_t{multiprocessor_count()};
   }
   int64_t blocks() const {
     return tiles.by_channels.divisor() * by_groups.divisor() * tap_extent[0] * part_count;
@@ -100,7 +106,7 @@ __device__ __forceinline__ void read_pixel(const T* from, Accumulator<T> (&value
 // KR x KW taps of a thread, M between neighbouring pixels' windows; M = 0: any, and any number of
 // columns, KW at a time.
 template <class T, int KR, int KW, int M, bool kVectors>
-__global__ void __launch_bounds__(PixelTiles::kThreads, 2)
+__global__ void __launch_bounds__(PixelTiles::kThreads, 3)
     conv_depthwise_weight_kernel(const DLK_GRID_CONSTANT Args args) {
   using Acc = Accumulator<T>;
   constexpr int kChannels = kTileChannels<T>, V = kChannels / PixelTiles::kLanes;
