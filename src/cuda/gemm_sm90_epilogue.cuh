@@ -206,7 +206,7 @@ class Sm90Output {
       if (features_ & kFactors) fetch_factors(t);
       if (features_ & kPieces) {
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) fetch_pieces(t, first_row_, i);
+        for (int i = 0; i < kAhead; ++i) fetch_pieces(t, first_row_, i, i);
       }
     }
   }
@@ -242,32 +242,41 @@ class Sm90Output {
     return !T::kElements && whole && (features_ & kStraight);
   }
 
-  // The same as finish() below for a convolution's epilogues of 16 bits, without a loop. Half a slab
-  // at a time: sums keep their registers, and copies of more of them would not leave enough.
+  // The same as finish() below for a convolution's epilogues of 16 bits: by slabs, with a residual two
+  // slabs ahead. Half a slab at a time: sums keep their registers, and copies of more of them would
+  // not leave enough.
   __device__ __forceinline__ void finish_fused(const Sm90Tile& t, int first_row,
                                                const Sm90Sums<T>& sums) {
-    constexpr int kColumns = T::kSlabColumns16 / 2;
+    constexpr int kColumns = T::kSlabColumns16 / 2, kHalvesBeside = 2 * kSlabsBeside;
     // Where a slab is beyond the tile's end, so is the one that is fetched with it.
     static_assert(T::kMmas == 1 || kAhead % kSlabsBeside == 0);
-#pragma unroll
+#pragma unroll 1
     for (int number = 0; number < kSlabsOfTile; ++number) {
-      const int instruction = number / kSlabsBeside, beside = number % kSlabsBeside;
-      const int row = first_row + 64 * instruction, col = beside * T::kSlabColumns16;
-      if (t.m + row >= t.m_end || t.n + col >= t.n_end) continue;
+      const int row = first_row + number / kSlabsBeside * 64;
+      const int beside = number % kSlabsBeside * T::kSlabColumns16;
+      if (t.m + row >= t.m_end || t.n + beside >= t.n_end) continue;
       uint8_t* to = free_slab();
       if (features_ & kPieces) {
-        put_pieces(number, to);
-        if (number + kAhead < kSlabsOfTile) fetch_pieces(t, first_row, number + kAhead);
+        with_constant<0, kAhead>(number % kAhead, [&]<int kSlot>() {
+          put_pieces(kSlot, to);
+          if (number + kAhead < kSlabsOfTile) fetch_pieces(t, first_row, number + kAhead, kSlot);
+        });
         __syncwarp();
       }
-#pragma unroll
-      for (int first = 0; first < T::kSlabColumns16; first += kColumns) {
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        const int first = half * kColumns, col = beside + first;
         float v[kColumns / 2];
+        float2 two;
+        with_constant<0, 2 * kSlabsOfTile>(2 * number + half, [&]<int kHalf>() {
+          const float* from = sums[kHalf / kHalvesBeside] + kHalf % kHalvesBeside * (kColumns / 2);
 #pragma unroll
-        for (int i = 0; i < kColumns / 2; ++i) v[i] = sums[instruction][(col + first) / 2 + i];
-        if (features_ & kFactors) multiply_factors(factors_[beside], first, v);
+          for (int i = 0; i < kColumns / 2; ++i) v[i] = from[i];
+          two = factors_[kHalf / 2 % kSlabsBeside];
+        });
+        if (features_ & kFactors) multiply_factors(two, first, v);
         if (features_ & kBias) {
-          const float* column = columns_ + col + first + lane_ % 4 * 2;
+          const float* column = columns_ + col + lane_ % 4 * 2;
 #pragma unroll
           for (int i = 0; i < kColumns / 2; ++i) v[i] += column[fragment_col(i)];
         }
@@ -275,13 +284,13 @@ class Sm90Output {
           add_pieces(to, first, v);
         } else if (features_ & kPairs) {
           uint32_t pairs[kColumns / 4];
-          fetch_pairs(t, row, col + first, pairs);
+          fetch_pairs(t, row, col, pairs);
           add_16_bits(pairs, v, 0);
         }
         if (features_ & kQuick) quick_activation(args_.quick, v);
         chunk_to_slab16<kColumns, false>(v, T::kMma == Mma::kBFloat16, to, first);
       }
-      store_slab(t, row, col, to);
+      store_slab(t, row, beside, to);
     }
   }
 
@@ -478,7 +487,8 @@ class Sm90Output {
   // kPieces: a residual by slabs, of which this lane has 16 bytes of every fourth row. Whole rows of
   // a slab come from memory, go into the slab that y is about to leave from, and come from there as
   // sums lie in registers.
-  __device__ __forceinline__ void fetch_pieces(const Sm90Tile& t, int first_row, int number) {
+  __device__ __forceinline__ void fetch_pieces(const Sm90Tile& t, int first_row, int number,
+                                               int slot) {
     const int m = t.m + first_row + number / kSlabsBeside * 64 + warp_ * 16 + lane_ / 8;
     const int n = t.n + number % kSlabsBeside * T::kSlabColumns16 + lane_ % 8 * 8;
     const auto* from = static_cast<const uint16_t*>(args_.pairs.data) +
@@ -489,14 +499,14 @@ class Sm90Output {
       if (m + 4 * i < t.m_end && n < t.n_end) {
         piece = *reinterpret_cast<const uint4*>(from + 4 * i * args_.pairs.row);
       }
-      pieces_[number % kAhead][i] = piece;
+      pieces_[slot][i] = piece;
     }
   }
-  __device__ __forceinline__ void put_pieces(int number, uint8_t* slab) const {
+  __device__ __forceinline__ void put_pieces(int slot, uint8_t* slab) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint8_t* place = slab_at(slab, lane_ / 8 + 4 * i, lane_ % 8);
-      *reinterpret_cast<uint4*>(place) = pieces_[number % kAhead][i];
+      *reinterpret_cast<uint4*>(place) = pieces_[slot][i];
     }
   }
   template <int kCount>
