@@ -52,6 +52,45 @@ def test_one_tap(gpu, rng, work):
         check(gpu, "bfloat16", rng, case, **WORK[work])
 
 
+# Tiles 64, 128 and 256 wide on a device of 132 multiprocessors. No number of pixels is a multiple
+# of 16, and none of channels one of 64 but where there are groups.
+RESIDUALS = {
+    "narrow": Case(3, 64, 72, (7, 9), (3, 3), (1, 1), PAD, layout="NHWC"),
+    "middle": Case(7, 64, 200, (30, 29), (3, 3), (1, 1), PAD, layout="NHWC"),
+    "wide": Case(17, 256, 200, (31, 31), (3, 3), (1, 1), PAD, layout="NHWC"),
+    "groups": Case(3, 64, 128, (9, 11), (3, 3), (1, 1), PAD, groups=3, layout="NHWC"),
+}
+
+
+def residual_at(gpu, values, gap, offset):
+    """Pixels `gap` elements apart, from `offset` on; the last one ends the allocation."""
+    n, h, w, channels = values.shape
+    pitch, pixels = channels + gap, n * h * w
+    base = np.full(offset + pixels * pitch, np.nan).astype(values.dtype)
+    base[offset:].reshape(pixels, pitch)[:, :channels] = values.reshape(pixels, channels)
+    return gpu.strided(base[: base.size - gap], values.shape,
+                       [h * w * pitch, w * pitch, pitch, 1], offset)  # fmt: skip
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_residuals_of_any_rows(gpu, rng, name, dtype):
+    """In pieces of 16 bytes or in pairs, the same bits come out, and gaps are not read."""
+    case = RESIDUALS[name]
+    check(gpu, dtype, rng, case, **WORK["residual"])
+    check(gpu, dtype, rng, case, **WORK["all"])
+    x, w, b, _, added = (case.place(a) if a.ndim > 1 else a for a in case.arrays(rng, dtype))
+    arguments = [gpu.array(a) for a in (x, w, b)]
+    for activation in (None, "gelu"):
+        first = None
+        for gap, offset in ((0, 0), (8, 0), (56, 8), (2, 0), (6, 8), (8, 2), (64, 4)):
+            y = dlkern.conv_bias_act(*arguments, residual=residual_at(gpu, added, gap, offset),
+                                     activation=activation, **case.arguments)  # fmt: skip
+            first = first or gpu.numpy(y).tobytes()
+            assert gpu.numpy(y).tobytes() == first, (activation, gap, offset)
+
+
 @pytest.mark.parametrize("work", WORK)
 def test_few_channels(gpu, rng, work):
     _dlkern.set_implementations("wgmma_sm90_windows")

@@ -220,6 +220,10 @@ void set_epilogue(const ConvProblem& p, const ImagePlan& plan, const Launch& lau
     args.features |= kPairs;
     args.pairs.data = e.residual.data;
     args.pairs.row = image_of(e.residual, plan.to, e.residual_strides).stride[0];
+    if (plan.k % 8 == 0 && args.pairs.row % 8 == 0 &&
+        reinterpret_cast<uintptr_t>(e.residual.data) % 16 == 0) {
+      args.features |= kPieces;
+    }
     args.pairs.before = true;
     args.pairs.tensor = kResidual;
     args.item_stride[kResidual][1] = plan.k;

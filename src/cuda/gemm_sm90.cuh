@@ -461,7 +461,7 @@ __device__ void consume(const typename T::Args& args, const CUtensorMap& map_y,
       finish_cluster_tile<T>(t, sums, out, shared, row, rank);
     } else if (out.is_straight(t)) {
       out.finish_straight(t, row, sums);
-    } else if (out.is_fused()) {
+    } else if constexpr (Sm90Output<T>::kFuses) {
       out.finish_fused(t, row, sums);
     } else {
       out.finish(t, row,

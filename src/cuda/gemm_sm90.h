@@ -111,7 +111,8 @@ enum Sm90Feature : uint32_t {
   kBytes = 2048,
   // Of a convolution (Sm90ConvArgs).
   kFactors = 4096,  // sums are multiplied by one for each column
-  kMoments = 8192   // of y's columns
+  kMoments = 8192,  // of y's columns
+  kPieces = 16384   // kPairs by 16 bytes: it is aligned to them, as are its rows and items
 };
 inline constexpr uint32_t kNeedsFull = kMore | kStrided;
 inline constexpr int kSm90MomentsRows = 64;  // those of a slab: kMoments are of so many

@@ -29,6 +29,12 @@ __device__ __forceinline__ uint8_t* slab_at(uint8_t* slab, int row, int col16) {
   return slab + row * kSwizzleBytes + ((col16 ^ (row & 7)) << 4);
 }
 
+// Of 16 columns of a slab, from `first` on: what this lane gives the address of to ldmatrix_x4.
+__device__ __forceinline__ uint8_t* matrices_at(uint8_t* slab, int first) {
+  const int lane = threadIdx.x % 32;
+  return slab_at(slab, lane % 16, first / 8 + lane / 16);
+}
+
 // A chunk into a slab, at column `first` there: this warp's 16 rows. Transposed, a slab's rows are
 // the columns, and its 128 bytes the 64 rows of all warps.
 template <int kChunk, bool kTransposed>
@@ -162,9 +168,15 @@ class Sm90Output {
   static constexpr bool kWarpSlabs = !T::C.cluster_k;
   static constexpr bool kIsConv =
       T::kOperands == Sm90Operands::kColumnsA && element_bytes(T::kMma) > 1 && T::C.planes == 1;
-  static constexpr bool kFuses = kIsConv && element_bytes(T::kMma) == 2;  // without a loop
+  // Slabs of a warp, for all rows of a tile's columns and then for those below them.
+  static constexpr int kSlabsBeside = T::C.n / T::kSlabColumns16;
+  static constexpr int kSlabsOfTile = T::kMmas * kSlabsBeside;
+  static constexpr int kAhead = 2;  // slabs whose residual is on its way
 
  public:
+  // Whatever is not straight is for finish_fused().
+  static constexpr bool kFuses = kIsConv && element_bytes(T::kMma) == 2 && !T::C.full;
+
   __device__ Sm90Output(const typename T::Args& args, const CUtensorMap& map_y,
                         const Sm90Shared<T>& shared, int consumer)
       : args_(args),
@@ -181,7 +193,7 @@ class Sm90Output {
     first_row_ = T::C.ping_pong ? 0 : consumer * T::kConsumerRows;
   }
 
-  // Before the sums are there. A bias is on its way from here on.
+  // Before the sums are there. What is fetched is on its way from here on.
   __device__ void begin(const Sm90Tile& t) {
     map_item(args_.y, t.index, at_y_);
     at_y_[2] += t.part;
@@ -189,6 +201,13 @@ class Sm90Output {
     if (features_ & kBias) fetch_bias(t);
     if constexpr (T::kVectors == 2) {
       if (features_ & (kRowScales | kColScales)) fetch_scales(t);
+    }
+    if constexpr (kFuses) {
+      if (features_ & kFactors) fetch_factors(t);
+      if (features_ & kPieces) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) fetch_pieces(t, first_row_, i, i);
+      }
     }
   }
 
@@ -223,35 +242,55 @@ class Sm90Output {
     return !T::kElements && whole && (features_ & kStraight);
   }
 
-  __device__ bool is_fused() const { return kFuses && (features_ & (kFactors | kPairs | kQuick)); }
-
-  // The same as finish() below for a convolution's epilogues of 16 bits, without a loop.
+  // The same as finish() below for a convolution's epilogues of 16 bits: by slabs, with a residual two
+  // slabs ahead. Half a slab at a time: sums keep their registers, and copies of more of them would
+  // not leave enough.
   __device__ __forceinline__ void finish_fused(const Sm90Tile& t, int first_row,
                                                const Sm90Sums<T>& sums) {
-    if constexpr (kFuses) {
-      constexpr int kColumns = T::kSlabColumns16;
-#pragma unroll
-      for (int i = 0; i < T::kMmas; ++i) {
-#pragma unroll
-        for (int col = 0; col < T::C.n; col += kColumns) {
-          const int row = first_row + 64 * i;
-          if (t.m + row >= t.m_end || t.n + col >= t.n_end) continue;
-          uint8_t* to = free_slab();
-#pragma unroll
-          for (int half = 0; half < kColumns; half += kColumns / 2) {
-            uint32_t pairs[kColumns / 8];
-            if (features_ & kPairs) fetch_pairs(t, row, col + half, pairs);
-#pragma unroll
-            for (int next = 0; next < kColumns / 2; next += 16) {
-              const int first = half + next;
-              float v[8];
-              fuse(t, sums[i] + (col + first) / 2, col + first, pairs + next / 4, v);
-              chunk_to_slab16<16, false>(v, T::kMma != Mma::kFloat16, to, first);
-            }
-          }
-          store_slab(t, row, col, to);
-        }
+    constexpr int kColumns = T::kSlabColumns16 / 2, kHalvesBeside = 2 * kSlabsBeside;
+    // Where a slab is beyond the tile's end, so is the one that is fetched with it.
+    static_assert(T::kMmas == 1 || kAhead % kSlabsBeside == 0);
+#pragma unroll 1
+    for (int number = 0; number < kSlabsOfTile; ++number) {
+      const int row = first_row + number / kSlabsBeside * 64;
+      const int beside = number % kSlabsBeside * T::kSlabColumns16;
+      if (t.m + row >= t.m_end || t.n + beside >= t.n_end) continue;
+      uint8_t* to = free_slab();
+      if (features_ & kPieces) {
+        with_constant<0, kAhead>(number % kAhead, [&]<int kSlot>() {
+          put_pieces(kSlot, to);
+          if (number + kAhead < kSlabsOfTile) fetch_pieces(t, first_row, number + kAhead, kSlot);
+        });
+        __syncwarp();
       }
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        const int first = half * kColumns, col = beside + first;
+        float v[kColumns / 2];
+        float2 two;
+        with_constant<0, 2 * kSlabsOfTile>(2 * number + half, [&]<int kHalf>() {
+          const float* from = sums[kHalf / kHalvesBeside] + kHalf % kHalvesBeside * (kColumns / 2);
+#pragma unroll
+          for (int i = 0; i < kColumns / 2; ++i) v[i] = from[i];
+          two = factors_[kHalf / 2 % kSlabsBeside];
+        });
+        if (features_ & kFactors) multiply_factors(two, first, v);
+        if (features_ & kBias) {
+          const float* column = columns_ + col + lane_ % 4 * 2;
+#pragma unroll
+          for (int i = 0; i < kColumns / 2; ++i) v[i] += column[fragment_col(i)];
+        }
+        if (features_ & kPieces) {
+          add_pieces(to, first, v);
+        } else if (features_ & kPairs) {
+          uint32_t pairs[kColumns / 4];
+          fetch_pairs(t, row, col, pairs);
+          add_16_bits(pairs, v, 0);
+        }
+        if (features_ & kQuick) quick_activation(args_.quick, v);
+        chunk_to_slab16<kColumns, false>(v, T::kMma == Mma::kBFloat16, to, first);
+      }
+      store_slab(t, row, beside, to);
     }
   }
 
@@ -377,21 +416,20 @@ class Sm90Output {
     }
   }
 
-  // Factors of a chunk's columns, two for each 8 of them.
+  // Factors of a column, an even one, and its neighbour.
+  __device__ __forceinline__ float2 factors_at(const Sm90Tile& t, int n) const {
+    if (n >= t.n_end) return {};
+    return *reinterpret_cast<const float2*>(args_.factors + t.item * args_.result_channels + n);
+  }
+  // Of a chunk's columns, two for each 8 of them.
   __device__ __forceinline__ void fetch_factors(const Sm90Tile& t, int col,
                                                 float (&factors)[T::kChunk / 4]) const {
-    const int n = t.n + col + lane_ % 4 * 2;
 #pragma unroll
     for (int i = 0; i < T::kChunk / 8; ++i) {
-      float2 two{};
-      if (n + 8 * i < t.n_end) two = factors_at(t, n + 8 * i);
+      const float2 two = factors_at(t, t.n + col + lane_ % 4 * 2 + 8 * i);
       factors[2 * i] = two.x;
       factors[2 * i + 1] = two.y;
     }
-  }
-  // Of a column, an even one, and its neighbour.
-  __device__ __forceinline__ float2 factors_at(const Sm90Tile& t, int n) const {
-    return *reinterpret_cast<const float2*>(args_.factors + t.item * args_.result_channels + n);
   }
   static __device__ __forceinline__ void multiply_columns(const float (&factors)[T::kChunk / 4],
                                                           float (&v)[T::kChunk / 2]) {
@@ -425,32 +463,70 @@ class Sm90Output {
     }
   }
 
-  // What follows the sums of 16 columns, from `col` on.
-  __device__ __forceinline__ void fuse(const Sm90Tile& t, const float* sums, int col,
-                                       const uint32_t* pairs, float (&v)[8]) const {
-    constexpr DType kType = T::kMma == Mma::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
-    const float* column = columns_ + col + lane_ % 4 * 2;
+  // Of all of a tile's columns, each lane two of each slab's. There is no room for them in shared
+  // memory, beside a bias, where tiles are 256 wide.
+  __device__ __forceinline__ void fetch_factors(const Sm90Tile& t) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = sums[i];
-    if (features_ & kFactors) {
-      const int n = t.n + col + lane_ % 4 * 2;
+    for (int i = 0; i < kSlabsBeside; ++i) {
+      factors_[i] = factors_at(t, t.n + i * T::kSlabColumns16 + 2 * lane_);
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void multiply_factors(float2 two_of_lane, int first,
+                                                   float (&v)[kCount]) const {
 #pragma unroll
-      for (int i = 0; i < 8; i += 4) {
-        float2 two{};
-        if (n + 2 * i < t.n_end) two = factors_at(t, n + 2 * i);
-        v[i] *= two.x, v[i + 1] *= two.y;
-        v[i + 2] *= two.x, v[i + 3] *= two.y;
+    for (int i = 0; i < kCount; i += 4) {
+      const int lane = first / 2 + i + lane_ % 4;
+      const float even = __shfl_sync(0xffffffffu, two_of_lane.x, lane);
+      const float odd = __shfl_sync(0xffffffffu, two_of_lane.y, lane);
+      v[i] *= even, v[i + 1] *= odd;
+      v[i + 2] *= even, v[i + 3] *= odd;
+    }
+  }
+
+  // kPieces: a residual by slabs, of which this lane has 16 bytes of every fourth row. Whole rows of
+  // a slab come from memory, go into the slab that y is about to leave from, and come from there as
+  // sums lie in registers.
+  __device__ __forceinline__ void fetch_pieces(const Sm90Tile& t, int first_row, int number,
+                                               int slot) {
+    const int m = t.m + first_row + number / kSlabsBeside * 64 + warp_ * 16 + lane_ / 8;
+    const int n = t.n + number % kSlabsBeside * T::kSlabColumns16 + lane_ % 8 * 8;
+    const auto* from = static_cast<const uint16_t*>(args_.pairs.data) +
+                       offset_of_item(args_, t.index, args_.pairs.tensor) + m * args_.pairs.row + n;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint4 piece{};
+      if (m + 4 * i < t.m_end && n < t.n_end) {
+        piece = *reinterpret_cast<const uint4*>(from + 4 * i * args_.pairs.row);
       }
+      pieces_[slot][i] = piece;
     }
-    if (features_ & kBias) {
+  }
+  __device__ __forceinline__ void put_pieces(int slot, uint8_t* slab) const {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] += column[fragment_col(i)];
+    for (int i = 0; i < 4; ++i) {
+      uint8_t* place = slab_at(slab, lane_ / 8 + 4 * i, lane_ % 8);
+      *reinterpret_cast<uint4*>(place) = pieces_[slot][i];
     }
-    if (features_ & kPairs) {
+  }
+  template <int kCount>
+  __device__ __forceinline__ void add_pieces(uint8_t* slab, int first, float (&v)[kCount]) const {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] += as_float(kType, pairs[i / 2] >> 16 * (i % 2));
+    for (int j = 0; j < kCount / 8; ++j) {
+      uint32_t pairs[4];
+      ldmatrix_x4(pairs, matrices_at(slab, first + 16 * j));
+      add_16_bits(pairs, v, 8 * j);
     }
-    if (features_ & kQuick) quick_activation(args_.quick, v);
+  }
+  // Pairs of neighbours of the type that is multiplied.
+  template <int kWords, int kCount>
+  static __device__ __forceinline__ void add_16_bits(const uint32_t (&pairs)[kWords],
+                                                     float (&v)[kCount], int first) {
+    constexpr DType kType = T::kMma == Mma::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; ++i) {
+      v[first + i] += as_float(kType, pairs[i / 2] >> 16 * (i % 2));
+    }
   }
 
   // The sums of a slab's columns, from `col` on, of the rows of one instruction into it.
@@ -798,6 +874,9 @@ class Sm90Output {
   static constexpr int kColumns = (T::C.n + 127) / 128;
   uint32_t bias_[kColumns] = {};
   float col_scale_[kColumns], row_scale_[T::kMmas][2];
+  // kFuses: of a residual, and of factors.
+  uint4 pieces_[kAhead][4] = {};
+  float2 factors_[kSlabsBeside] = {};
   int at_y_[4];
 };
 
