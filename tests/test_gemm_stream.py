@@ -1,4 +1,4 @@
-"""Matrix products that are bound by memory: many rows times a small matrix, long sums for a small y."""
+"""Matrix products bound by memory: many rows times a small matrix, long sums for a small y."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_many_rows(gpu, kind, k, n, layout, rng):
 
 
 def test_padded_rows_and_batches(gpu, kind, rng):
-    """Rows longer than k, items apart from each other, and nothing written between the rows of y."""
+    """Rows longer than k, items apart from each other; nothing is written between rows of y."""
     whole, b = normal(rng, (3, 2000, 40), kind), normal(rng, (24, 16), kind)
     a, w = gpu.array(whole)[:, :1997, 8:32], gpu.array(b)
     y = gpu.array(np.full_like(normal(rng, (3, 2000, 32), kind), 7))
@@ -82,6 +82,20 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(gpu, kind, k, n, rng):
         assert chosen(dlkern.matmul, some, b, batch_invariant=True) == "mma_sm80_stream"
         few = gpu.raw(dlkern.matmul(some, b, batch_invariant=True))
         np.testing.assert_array_equal(few.view("uint8"), many[:m].view("uint8"))
+
+
+def test_an_addend_of_any_shape_gives_the_same_bits(gpu, kind, rng):
+    """A row, a matrix of equal rows, the result itself; one row of y and many."""
+    a, b, row = (normal(rng, s, kind) for s in ((ROWS, 24), (24, 40), (1, 40)))
+    x, w, c, equal = gpu.array(a), gpu.array(b), gpu.array(row), np.repeat(row, ROWS, 0)
+    expected = gpu.raw(dlkern.matmul(x, w, c, batch_invariant=True))[0].tobytes()
+    out = gpu.array(equal)
+    for addend, m in ((c, ROWS), (gpu.array(equal), ROWS), (out, ROWS), (c, 1)):
+        options = {"batch_invariant": True} | ({"out": out} if addend is out else {})
+        assert chosen(dlkern.matmul, x[:m], w, addend, **options) == "mma_sm80_stream"
+        y = dlkern.matmul(x[:m], w, addend, **options)
+        check(gpu, y, a[:m], b, kind, float64(row))
+        assert gpu.raw(y)[0].tobytes() == expected
 
 
 def test_nan_stays_in_its_row_and_column(gpu, kind, rng):

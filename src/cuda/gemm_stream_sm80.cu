@@ -1,7 +1,7 @@
 // Products of very many rows with a small matrix, as a convolution of one tap with few channels is: by
 // mma.sync, compute capability 8.0 and newer, at the memory's rate.
 //
-//   y[m, n] = sum_k a[m, k] b[k, n] (+ bias[n])
+//   y[m, n] = sum_k a[m, k] b[k, n] (+ c[m, n], often a bias)
 //
 // float16 and bfloat16, y of the operands' dtype. a and y lie along their rows, b either way, all for
 // accesses of 16 bytes; items of a batch share b.
@@ -39,13 +39,15 @@ struct StreamArgs {
   uint16_t* y;
   int64_t a_row, y_row, b_col, b_k;  // strides
   int64_t m, tiles_m, tiles;         // tiles: of all items
-  StridedIndex<2> batch;             // a, y
-  Matrix bias;                       // where present: a row
+  StridedIndex<3> batch;             // a, y, c
+  Matrix bias;                       // c, if it is one row for all
+  const uint16_t* c;                 // else, or nullptr
+  int64_t c_row;
   int n, k;
 };
 
 // Blocks of a multiprocessor, as many as have the registers.
-constexpr int blocks_of(int chunks) { return chunks <= 2 ? 6 : 5; }
+constexpr int blocks_of(int chunks) { return chunks == 2 ? 6 : chunks <= 3 ? 5 : 4; }
 constexpr int padded(int extent) { return (extent + kChunk - 1) / kChunk * kChunk; }
 // Bytes of a column of b in shared memory: an odd number of 64, so that 8 lanes, which read 64 bytes of
 // two columns, have all banks.
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kChunks))
   const unsigned char* own = weights + (g / 2 * 8 + g % 2) * kPitch + t * 16;
   const int64_t step = int64_t{gridDim.x} * kWarps;
   for (int64_t i = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; i < args.tiles; i += step) {
-    int64_t tile = i, at[2] = {0, 0};
+    int64_t tile = i, at[3] = {0, 0, 0};
     if (args.batch.ndim > 0) {
       const int64_t item = quotient(i, args.tiles_m);
       tile -= item * args.tiles_m;
@@ -117,6 +119,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kChunks))
         load_16_if<true>(there, from + 8 * r * args.a_row + c * kChunk, x[r / 2][r % 2][c]);
       }
     }
+    const uint16_t* other = args.c + at[2] + row0 * args.c_row + t * 8;
     uint16_t* to = args.y + at[1] + row0 * args.y_row + t * 8;
 #pragma unroll 1
     for (int col = 0; col < args.n; col += kChunk) {
@@ -136,18 +139,22 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kChunks))
         }
       }
       const bool has_columns = col + t * 8 < args.n;
-      const auto addend = load_vec<8>(bias + col + t * 8);
 #pragma unroll
       for (int r = 0; r < 2 * kTiles; ++r) {
+        const bool there = has_columns && row0 + 8 * r < args.m;
+        auto addend = load_vec<8>(bias + col + t * 8);
+        if (args.c && there) {
+          Raw<T, 8> raw;
+          raw.load(reinterpret_cast<const T*>(other + 8 * r * args.c_row + col));
+          raw.unpack(addend.v);
+        }
         uint32_t w[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float* pair = sums[r / 2][j] + r % 2 * 2;
           w[j] = pack_pair<T>(pair[0] + addend.v[2 * j], pair[1] + addend.v[2 * j + 1]);
         }
-        if (has_columns && row0 + 8 * r < args.m) {
-          store_16(to + 8 * r * args.y_row + col, {w[0], w[1], w[2], w[3]});
-        }
+        if (there) store_16(to + 8 * r * args.y_row + col, {w[0], w[1], w[2], w[3]});
       }
     }
   }
@@ -155,6 +162,14 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kChunks))
 }
 
 bool at_16_bytes(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
+// One row for all: with m = 1 c may be that or a matrix, and the result is the same.
+bool is_bias(const Gemm& g) {
+  for (int d = 0; d < g.batch.ndim; ++d) {
+    if (g.batch.stride[2][d] != 0) return false;
+  }
+  return g.m == 1 || g.c.row == 0;
+}
 
 // With a batch-invariant product no answer here may depend on m, or on the number of items.
 const char* cannot_stream(const Gemm& g) {
@@ -171,19 +186,23 @@ const char* cannot_stream(const Gemm& g) {
     return "the second operand is not small";
   }
   Epilogue rest = g;
-  if (g.beta == 1 && g.c.row == 0 && is_floating(g.c.dtype)) rest.beta = 0;
-  if (g.alpha != 1 || !rest.is_plain()) return "an epilogue other than a bias";
+  const bool with_c = g.beta != 0;
+  if (g.beta == 1 && (g.c.dtype == dtype || g.c.dtype == DType::kFloat32)) rest.beta = 0;
+  if (g.alpha != 1 || !rest.is_plain()) return "an epilogue other than an addend";
+  if (with_c && g.c.dtype != dtype && !is_bias(g)) return "an addend of another dtype";
   if (!g.batch_invariant && g.m * g.batch.numel < kFewRows) return "few rows";
   const int64_t b_k = g.k.stride[1][0];
   const bool b_fits = b_k == 1 ? g.n == 1 || g.b.col % 8 == 0 : g.b.col == 1 && b_k % 8 == 0;
   bool fits = k % 8 == 0 && g.n % 8 == 0 && g.k.stride[0][0] == 1 && g.y.col == 1 && b_fits &&
               (g.m == 1 || (g.a.row % 8 == 0 && g.y.row % 8 == 0)) && at_16_bytes(g.a.data) &&
               at_16_bytes(g.b.data) && at_16_bytes(g.y.data);
+  if (with_c && g.c.dtype == dtype) {
+    fits = fits && g.c.col == 1 && (g.m == 1 || g.c.row % 8 == 0) && at_16_bytes(g.c.data);
+  }
   for (int d = 0; d < g.batch.ndim; ++d) {
-    if (g.batch.stride[1][d] != 0 || (g.beta != 0 && g.batch.stride[2][d] != 0)) {
-      return "items have operands of their own";
-    }
-    fits = fits && g.batch.stride[0][d] % 8 == 0 && g.batch.stride[3][d] % 8 == 0;
+    if (g.batch.stride[1][d] != 0) return "items have second operands of their own";
+    fits = fits && g.batch.stride[0][d] % 8 == 0 && g.batch.stride[3][d] % 8 == 0 &&
+           (!with_c || g.batch.stride[2][d] % 8 == 0);
   }
   return fits ? nullptr : "extents, addresses or strides are not for accesses of 16 bytes";
 }
@@ -202,9 +221,15 @@ void launch_stream(const Gemm& g, const Launch& launch) {
   args.n = static_cast<int>(g.n);
   args.k = static_cast<int>(g.k.numel);
   for (int d = 0; d < g.batch.ndim; ++d) {
-    args.batch.push(g.batch.shape[d], {g.batch.stride[0][d], g.batch.stride[3][d]});
+    const int64_t of_c = g.beta != 0 ? g.batch.stride[2][d] : 0;
+    args.batch.push(g.batch.shape[d], {g.batch.stride[0][d], g.batch.stride[3][d], of_c});
   }
-  if (g.beta != 0) args.bias = g.c;
+  if (g.beta != 0 && is_bias(g)) {
+    args.bias = g.c;
+  } else if (g.beta != 0) {
+    args.c = g.c.as<const uint16_t>();
+    args.c_row = g.m == 1 ? 0 : g.c.row;
+  }
   const int chunks = padded(args.k) / kChunk;
   args.tiles_m = ceil_div(g.m, chunks == 1 ? 32 : 16);
   args.tiles = args.tiles_m * g.batch.numel;
