@@ -192,7 +192,7 @@ const char* cannot_stream(const Gemm& g) {
   if (with_c && g.c.dtype != dtype && !is_bias(g)) return "an addend of another dtype";
   if (!g.batch_invariant && g.m * g.batch.numel < kFewRows) return "few rows";
   const int64_t b_k = g.k.stride[1][0];
-  const bool b_fits = b_k == 1 ? g.n == 1 || g.b.col % 8 == 0 : g.b.col == 1 && b_k % 8 == 0;
+  const bool b_fits = b_k == 1 ? g.b.col % 8 == 0 : g.b.col == 1 && b_k % 8 == 0;
   bool fits = k % 8 == 0 && g.n % 8 == 0 && g.k.stride[0][0] == 1 && g.y.col == 1 && b_fits &&
               (g.m == 1 || (g.a.row % 8 == 0 && g.y.row % 8 == 0)) && at_16_bytes(g.a.data) &&
               at_16_bytes(g.b.data) && at_16_bytes(g.y.data);
