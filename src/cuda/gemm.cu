@@ -28,6 +28,7 @@ ImplList<Gemm> gpu_impls<Gemm>() {
   static const std::vector<Impl<Gemm>> all = [] {
     std::vector<Impl<Gemm>> impls;
     for (const ImplList<Gemm> kind : {
+             gemm_stream_impls(), gemm_long_sum_impls(),
 #if DLKERN_WITH_SM90
              gemm_sm90_impls(),
 #endif

@@ -8,6 +8,10 @@ namespace dlkern {
 
 // mma.sync with cp.async, compute capability 8.0 and newer.
 ImplList<Gemm> gemm_sm80_impls();
+// Those by mma.sync that are bound by memory, ahead of any other kind: very many rows times a small
+// matrix, and very long sums for a small result.
+ImplList<Gemm> gemm_stream_impls();
+ImplList<Gemm> gemm_long_sum_impls();
 // wgmma with TMA, compute capability 9.0.
 ImplList<Gemm> gemm_sm90_impls();
 // Thin products by multiply-adds of any GPU, at the memory's rate.

@@ -47,6 +47,29 @@ const char* cannot_multiply_parts(const Gemm& g) {
   return cannot_split(g);
 }
 
+// Very long sums for a small y, of operands along their rows (weight gradients with few channels): bound
+// by memory, and a copy of 16 bytes fetches what a bulk copy would fill up with zeros. Extents that fill
+// neither tiles nor boxes are left to wgmma where they are large.
+const char* cannot_sum_long(const Gemm& g) {
+  constexpr int64_t kLong = 1 << 15, kMostElements = 8192;
+  if (const char* why = cannot_multiply_parts(g)) return why;
+  if (dtype_size(g.a.dtype) != 2) return "operands not of 16 bits";
+  if (g.is_scaled()) return "the operands have factors";
+  if (g.k.numel < kLong) return "the sum is short";
+  if (g.m < 1 || g.n < 1) return "y is empty";
+  const int64_t m = ceil_div(g.m, 32) * 32, n = ceil_div(g.n, 32) * 32;
+  if (m > kMostElements || n > kMostElements || m * n > kMostElements) return "y is not small";
+  if (lies_along_k(g.a.dtype, g.a.row, g.k.stride[0][0]) ||
+      lies_along_k(g.b.dtype, g.b.col, g.k.stride[1][0])) {
+    return "an operand lies along the sum";
+  }
+  const int64_t k = g.k.numel;
+  return tile_source(g, 0, g.a, g.a.row, g.m, false, k).width == 0 ||
+                 tile_source(g, 1, g.b, g.b.col, g.n, false, k).width == 0
+             ? "an operand cannot be copied by words"
+             : nullptr;
+}
+
 template <class T>
 void launch_parts(const Gemm& g, const Launch& launch) {
   using Sum = typename Mma<T>::Sum;
@@ -60,12 +83,16 @@ void launch_parts(const Gemm& g, const Launch& launch) {
   add_parts<Sum>(g, launch.workspace, columns_of(g), g.n, parts.count, launch);
 }
 
+void run_parts(const Gemm& g, const Launch& launch) {
+  clear_amax(g, launch);
+  dispatch_floating(g.a.dtype, [&]<class T>() { launch_parts<T>(g, launch); });
+}
+
+constexpr Impl<Gemm> kLongSums[] = {
+    {"mma_sm80_long_sum", cannot_sum_long, split_workspace, run_parts},
+};
 constexpr Impl<Gemm> kImpls[] = {
-    {"mma_sm80_split_k", cannot_multiply_parts, split_workspace,
-     [](const Gemm& g, const Launch& l) {
-       clear_amax(g, l);
-       dispatch_floating(g.a.dtype, [&]<class T>() { launch_parts<T>(g, l); });
-     }},
+    {"mma_sm80_split_k", cannot_multiply_parts, split_workspace, run_parts},
     {"mma_sm80", cannot_multiply, nullptr,
      [](const Gemm& g, const Launch& l) {
        clear_amax(g, l);
@@ -78,6 +105,7 @@ constexpr Impl<Gemm> kImpls[] = {
 }  // namespace
 
 ImplList<Gemm> gemm_sm80_impls() { return kImpls; }
+ImplList<Gemm> gemm_long_sum_impls() { return kLongSums; }
 
 }  // namespace dlkern
 
@@ -85,6 +113,7 @@ ImplList<Gemm> gemm_sm80_impls() { return kImpls; }
 
 namespace dlkern {
 ImplList<Gemm> gemm_sm80_impls() { return {}; }
+ImplList<Gemm> gemm_long_sum_impls() { return {}; }
 }  // namespace dlkern
 
 #endif

@@ -47,9 +47,12 @@ using MmaLarge = std::conditional_t<std::is_same_v<T, float>, MmaTile<128, 128, 
                                     MmaTile<128, 128, 2, 2, 4, 2>>;
 using MmaMedium = MmaTile<64, 64, 2, 2, 4, 3>;
 using MmaSmall = MmaTile<32, 32, 2, 2, 8, 4>;
+// For few columns or few rows, so that the longer operand is read once: 16-bit types along the rows.
+using MmaTall = MmaTile<128, 32, 4, 1, 4, 4>;
+using MmaFlat = MmaTile<32, 128, 1, 4, 4, 4>;
 
 struct MmaConfig {
-  enum class Tile { kLarge, kMedium, kSmall } tile;
+  enum class Tile { kLarge, kMedium, kSmall, kTall, kFlat } tile;
   bool a_along_k, b_along_k;
 };
 
@@ -74,6 +77,10 @@ inline MmaConfig pick(const Gemm& g) {
     config.tile = MmaConfig::Tile::kLarge;
   } else if (enough(64, 64)) {
     config.tile = MmaConfig::Tile::kMedium;
+  } else if (dtype_size(g.a.dtype) == 2 && !config.a_along_k && !config.b_along_k &&
+             std::min(g.m, g.n) <= 32 && g.batch.numel >= multiprocessor_count()) {
+    if (g.m > 32) config.tile = MmaConfig::Tile::kTall;
+    if (g.n > 32) config.tile = MmaConfig::Tile::kFlat;
   }
   return config;
 }
@@ -336,8 +343,9 @@ void launch_mma_tile(MmaArgs args, const MmaConfig& config, const Launch& launch
   args.tiles_n = std::max<int64_t>(ceil_div(g.n, Tile::kN), args.row_sums ? 1 : 0);
   args.tiles = args.tiles_m * args.tiles_n * (grouped ? 1 : g.batch.numel);
   if (args.tiles == 0) return;
-  auto* kernel = gemm_sm80_kernel<Tile, T, true, true, kScaled>;
-  if constexpr (sizeof(T) > 1) {
+  constexpr bool kAlongRows = Tile::kM != Tile::kN;  // only so
+  auto* kernel = gemm_sm80_kernel<Tile, T, !kAlongRows, !kAlongRows, kScaled>;
+  if constexpr (sizeof(T) > 1 && !kAlongRows) {
     if (!config.a_along_k) {
       kernel = config.b_along_k ? gemm_sm80_kernel<Tile, T, false, true, kScaled>
                                 : gemm_sm80_kernel<Tile, T, false, false, kScaled>;
@@ -375,6 +383,14 @@ void launch_mma(const Gemm& g, const Launch& launch, int64_t left, int64_t row_s
   if constexpr (!std::is_same_v<T, double>) {
     if (config.tile == MmaConfig::Tile::kLarge) {
       return launch_mma_tile<MmaLarge<T>, T, false>(args, config, launch);
+    }
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (config.tile == MmaConfig::Tile::kTall) {
+      return launch_mma_tile<MmaTall, T, false>(args, config, launch);
+    }
+    if (config.tile == MmaConfig::Tile::kFlat) {
+      return launch_mma_tile<MmaFlat, T, false>(args, config, launch);
     }
   }
   if (config.tile == MmaConfig::Tile::kMedium) {
