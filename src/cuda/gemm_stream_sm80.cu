@@ -20,6 +20,9 @@
 
 #if !defined(__HIPCC__)
 
+#include <array>
+#include <utility>
+
 #include "cuda/gemm_parts.cuh"
 #include "cuda/prims/mma.cuh"
 
@@ -207,6 +210,13 @@ const char* cannot_stream(const Gemm& g) {
   return fits ? nullptr : "extents, addresses or strides are not for accesses of 16 bytes";
 }
 
+// For 1 to kMostChunks chunks.
+template <class T, int... kLess>
+constexpr std::array<void (*)(StreamArgs), sizeof...(kLess)> kernels_of(
+    std::integer_sequence<int, kLess...>) {
+  return {gemm_stream_kernel<T, kLess + 1>...};
+}
+
 template <class T>
 void launch_stream(const Gemm& g, const Launch& launch) {
   StreamArgs args{};
@@ -235,10 +245,9 @@ void launch_stream(const Gemm& g, const Launch& launch) {
   args.tiles = args.tiles_m * g.batch.numel;
   const int64_t most = int64_t{multiprocessor_count()} * blocks_of(chunks);
   const auto grid = static_cast<unsigned>(std::min(ceil_div(args.tiles, kWarps), most));
-  with_constant<1, kMostChunks + 1>(chunks, [&]<int kChunks>() {
-    launch_kernel(gemm_stream_kernel<T, kChunks>, grid, kThreads, shared_bytes(kChunks, args.n),
-                  launch.stream, args);
-  });
+  constexpr auto kKernels = kernels_of<T>(std::make_integer_sequence<int, kMostChunks>());
+  launch_kernel(kKernels[chunks - 1], grid, kThreads, shared_bytes(chunks, args.n), launch.stream,
+                args);
 }
 
 constexpr Impl<Gemm> kImpls[] = {
