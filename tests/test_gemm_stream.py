@@ -11,8 +11,10 @@ import dlkern
 pytestmark = pytest.mark.gpu
 
 ROWS, LONG = 4099, 33001
-SHAPES = ((16, 96), (96, 16), (144, 24), (24, 144), (64, 64), (8, 8), (160, 40), (120, 64))  # k, n
-SIDES = ((96, 16), (16, 96), (24, 144), (144, 24), (2, 64), (64, 64), (6, 10))  # of long sums
+# k, n: in vectors, and element by element on either side and on both.
+SHAPES = ((16, 96), (96, 16), (144, 24), (24, 144), (64, 56), (8, 8), (160, 32), (120, 56),
+          (64, 2), (40, 31), (2, 64), (13, 40), (3, 21), (1, 1))  # fmt: skip
+SIDES = ((96, 16), (16, 96), (24, 144), (144, 24), (2, 64), (64, 48), (6, 10))  # of long sums
 
 
 @pytest.fixture(params=["float16", "bfloat16"])
@@ -90,7 +92,8 @@ def test_an_addend_of_any_shape_gives_the_same_bits(gpu, kind, rng):
     x, w, c, equal = gpu.array(a), gpu.array(b), gpu.array(row), np.repeat(row, ROWS, 0)
     expected = gpu.raw(dlkern.matmul(x, w, c, batch_invariant=True))[0].tobytes()
     out = gpu.array(equal)
-    for addend, m in ((c, ROWS), (gpu.array(equal), ROWS), (out, ROWS), (c, 1)):
+    unaligned = gpu.array(np.repeat(row, ROWS, 0), "unaligned")
+    for addend, m in ((c, ROWS), (gpu.array(equal), ROWS), (unaligned, ROWS), (out, ROWS), (c, 1)):
         options = {"batch_invariant": True} | ({"out": out} if addend is out else {})
         assert chosen(dlkern.matmul, x[:m], w, addend, **options) == "mma_sm80_stream"
         y = dlkern.matmul(x[:m], w, addend, **options)
@@ -113,10 +116,11 @@ def test_many_rows_leaves_other_products_alone(gpu, kind, rng):
         return chosen(dlkern.matmul, a, gpu.array(normal(rng, (k, n), kind)), **options)
 
     assert name(16, 32) == "mma_sm80_stream"
-    for k, n in ((12, 32), (16, 30), (168, 16), (64, 264), (128, 96)):
+    for k, n in ((20, 32), (16, 34), (168, 16), (64, 264), (128, 96)):
         assert name(k, n) != "mma_sm80_stream"
     assert name(16, 32, rows=100) != "mma_sm80_stream"
-    assert name(16, 32, shift=1) != "mma_sm80_stream"
+    assert name(16, 32, shift=1) == "mma_sm80_stream"
+    assert name(24, 32, shift=1) != "mma_sm80_stream"
     assert name(16, 32, alpha=0.5) != "mma_sm80_stream"
 
 
@@ -140,11 +144,11 @@ def test_long_sums(gpu, kind, m, n, bias, rng):
     dy, x = normal(rng, (LONG, m), kind), normal(rng, (LONG, n), kind)
     arrays = gpu.array(dy), gpu.array(x)
     assert chosen(dlkern.linear_backward_weight, *arrays, bias=bias) == "mma_sm80_long_sum"
-    results = dlkern.linear_backward_weight(*arrays, bias=bias)
-    check(gpu, results[0] if bias else results, dy.T, x, kind)
+    dw, db = dlkern.linear_backward_weight(*arrays, bias=bias)
+    check(gpu, dw, dy.T, x, kind)
     if bias:
         total, scale = float64(dy).sum(0), np.abs(float64(dy)).sum(0)
-        assert_close(gpu.numpy(results[1]), total, kind, "linear", scale=scale)
+        assert_close(gpu.numpy(db), total, kind, "linear", scale=scale)
 
 
 def test_long_sums_accumulate_with_the_same_bits_every_time(gpu, kind, rng):
@@ -166,4 +170,5 @@ def test_long_sums_leaves_other_products_alone(gpu, kind, only, rng):
     assert chosen(dlkern.linear_backward_weight, dy, dy) != name
     assert chosen(dlkern.linear_backward_weight, dy[:30000], x[:30000]) != name
     only("mma_sm80_split_k")
-    check(gpu, dlkern.linear_backward_weight(dy, x), gpu.numpy(dy).T, gpu.numpy(x), kind)
+    dw, _ = dlkern.linear_backward_weight(dy, x)
+    check(gpu, dw, gpu.numpy(dy).T, gpu.numpy(x), kind)

@@ -27,12 +27,11 @@ template <>
 ImplList<Gemm> gpu_impls<Gemm>() {
   static const std::vector<Impl<Gemm>> all = [] {
     std::vector<Impl<Gemm>> impls;
-    for (const ImplList<Gemm> kind : {
-             gemm_stream_impls(), gemm_long_sum_impls(),
+    for (const ImplList<Gemm> kind : {gemm_stream_impls(), gemm_long_sum_impls(),
 #if DLKERN_WITH_SM90
-             gemm_sm90_impls(),
+                                      gemm_sm90_impls(),
 #endif
-             gemm_thin_impls(), gemm_sm80_impls(), gemm_simt_impls()}) {
+                                      gemm_thin_impls(), gemm_sm80_impls(), gemm_simt_impls()}) {
       impls.insert(impls.end(), kind.begin(), kind.end());
     }
     return impls;

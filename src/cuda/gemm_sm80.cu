@@ -49,7 +49,7 @@ const char* cannot_multiply_parts(const Gemm& g) {
 
 // Very long sums for a small y, of operands along their rows (weight gradients with few channels): bound
 // by memory, and a copy of 16 bytes fetches what a bulk copy would fill up with zeros. Extents that fill
-// neither tiles nor boxes are left to wgmma where they are large.
+// boxes are left to wgmma.
 const char* cannot_sum_long(const Gemm& g) {
   constexpr int64_t kLong = 1 << 15, kMostElements = 8192;
   if (const char* why = cannot_multiply_parts(g)) return why;
@@ -57,6 +57,7 @@ const char* cannot_sum_long(const Gemm& g) {
   if (g.is_scaled()) return "the operands have factors";
   if (g.k.numel < kLong) return "the sum is short";
   if (g.m < 1 || g.n < 1) return "y is empty";
+  if (g.m >= 64 && g.n >= 64 && compute_capability() == 90) return "wgmma is as fast";
   const int64_t m = ceil_div(g.m, 32) * 32, n = ceil_div(g.n, 32) * 32;
   if (m > kMostElements || n > kMostElements || m * n > kMostElements) return "y is not small";
   if (lies_along_k(g.a.dtype, g.a.row, g.k.stride[0][0]) ||
