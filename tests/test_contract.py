@@ -130,7 +130,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(op):
 
 
 def in_64_bits(framework):
-    """A block in which JAX has arrays of 64 bits. Others of its tests are of what it does by default."""
+    """A block in which JAX has arrays of 64 bits; other tests are of what it does by default."""
     return pytest.importorskip("jax").enable_x64(True) if framework == "jax" else nullcontext()
 
 

@@ -425,6 +425,21 @@ def test_accumulate(backend, dtype, rng, name, transposed):
         assert_close(backend.numpy(total), float64(start) + part, dtype, "conv", scale=scale)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_memory_for_a_bias_gradient_asks_for_it(backend, rng, transposed):
+    """Given and left as it was, it would pass for a gradient."""
+    x, w, b, tb, dy = CASES["2d"].arrays(rng, "float32")
+    op, first, second, like = dlkern.conv_backward_weight, dy, x, b
+    if transposed:
+        op, first, second, like = dlkern.conv_transpose_backward_weight, x, dy, tb
+    put, kw = backend.array, CASES["2d"].arguments
+    out = backend.empty(like.shape, "float32")
+    _, db = op(put(first), put(second), w.shape, out_bias=out, **kw)
+    _, right = op(put(first), put(second), w.shape, bias=True, **kw)
+    assert db is out
+    np.testing.assert_array_equal(backend.numpy(db), backend.numpy(right))
+
+
 def test_edge_10_inputs_are_left_alone(backend, dtype, rng):
     case = CASES["2d-strided"]
     arrays = case.arrays(rng, dtype)
@@ -546,7 +561,10 @@ Y = np.zeros((2, 6, 6, 6))
         (lambda a: dlkern.conv_backward_weight(a(Y), a(X), (6, 4, 3, 3), groups=2), ValueError,
          r"dweight.shape\[1\] is 4, expected 4 / 2"),
         (lambda a: dlkern.conv_backward_weight(a(Y), a(X), W.shape, groups=2, accumulate=True),
-         ValueError, "out is None, expected an array to add to"),
+         ValueError, "conv_backward_weight: accumulate is True, expected out to add to"),
+        (lambda a: dlkern.conv_backward_weight(a(Y), a(X), None, groups=2, accumulate=True,
+                                               bias=True, out=a(W)),
+         ValueError, "accumulate is True, expected out and out_bias to add to"),
         (lambda a: dlkern.conv_backward_weight(a(Y), a(X), W.shape, groups=2, bias=True,
                                                out_bias=a(np.zeros(5))), ValueError,
          r"out_bias.shape is \[5\], expected \[6\]"),
