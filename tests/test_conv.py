@@ -581,6 +581,13 @@ def test_wrong_arguments(backend, call, error, message):
         call(backend.array)
 
 
+def test_an_extent_beyond_64_bits_is_refused():
+    """Wrapped around, 2^34 steps of 2^30 would be none, and the result one pixel."""
+    x = np.broadcast_to(np.float32(1), (1, 1, 2**34 + 1))
+    with pytest.raises(ValueError, match=r"x.shape\[2\] is 17179869185, expected at most 2\^59 / "):
+        dlkern.conv_transpose(x, np.ones((1, 1, 1), "f4"), stride=2**30)
+
+
 def test_read_only_output_is_refused():
     out = np.zeros((2, 6, 6, 6))
     out.flags.writeable = False
