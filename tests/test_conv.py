@@ -308,8 +308,18 @@ def test_causal(backend, rng, layout, groups):
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_edge_14_batch_65537(backend, rng, layout):
-    case = Case(65537, 2, 3, (2, 3), (2, 2), layout=layout)
+@pytest.mark.parametrize(
+    "channels",
+    [
+        {"c": 2, "k": 3},
+        {"c": 2, "k": 3, "taps": (1, 1)},
+        {"c": 1, "k": 1, "groups": 3},
+        {"c": 2, "k": 2, "groups": 2},
+    ],
+    ids=["one group", "one tap", "depthwise", "groups"],
+)
+def test_edge_14_batch_65537(backend, rng, layout, channels):
+    case = Case(**{"batch": 65537, "extents": (2, 3), "taps": (2, 2), "layout": layout} | channels)
     x, w, b, tb, dy = case.arrays(rng, "float32")
     alone = run(backend, "float32", replace(case, batch=1), [x[-1:], w, b, tb, dy[-1:]])
     many = run(backend, "float32", case, [x, w, b, tb, dy])
