@@ -229,7 +229,8 @@ def conv_backward_weight(
     stride, padding, dilation, groups, layout, precision
         As in the forward call.
     bias : bool
-        Compute the gradient of bias too: the sum of dy over batch and positions.
+        Compute the gradient of bias too, the sum of dy over batch and positions; so does passing
+        `out_bias`.
     accumulate : bool
         Add to `out` and `out_bias` instead of overwriting them.
     out, out_bias : array, optional
@@ -390,9 +391,7 @@ def _bias_act(x, weight, bias, scale, residual, activation, alpha, preactivation
 
 def _backward_weight(dy, x, weight_shape, transposed, window, bias, accumulate, out, out_bias,
                      stream):  # fmt: skip
-    if accumulate and (out is None or (bias and out_bias is None)):
-        missing = "out" if out is None else "out_bias"
-        raise ValueError(f"{missing} is None, expected an array to add to (accumulate)")
+    bias = bias or out_bias is not None
     result = _dlkern.conv_backward_weight(
         dy, x, weight_shape, transposed, window, bias, accumulate, out, out_bias, stream
     )

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from ops_table import OPS
-from test_contract import bits, outputs_of, raw, to_framework
+from test_contract import bits, in_64_bits, outputs_of, raw, to_framework
 
 import dlkern
 
@@ -50,10 +50,11 @@ def test_frameworks_give_the_same_bits(gpu, op, framework, dtype):
         pytest.skip("JAX arrays are never written")
     values = op.make(dtype)
     expected = [bits(gpu.raw(r)) for r in op.call(upload(op, gpu, dtype=dtype))]
-    arrays = {name: to_framework(framework, a, True) for name, a in values.items()}
-    results = op.call(arrays)
-    assert all(type(r) is type(next(iter(arrays.values()))) for r in results)
-    assert [bits(raw(framework, r)) for r in results] == expected
+    with in_64_bits(framework):
+        arrays = {name: to_framework(framework, a, True) for name, a in values.items()}
+        results = op.call(arrays)
+        assert all(type(r) is type(next(iter(arrays.values()))) for r in results)
+        assert [bits(raw(framework, r)) for r in results] == expected
 
 
 @each_op

@@ -308,8 +308,18 @@ def test_causal(backend, rng, layout, groups):
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_edge_14_batch_65537(backend, rng, layout):
-    case = Case(65537, 2, 3, (2, 3), (2, 2), layout=layout)
+@pytest.mark.parametrize(
+    "channels",
+    [
+        {"c": 2, "k": 3},
+        {"c": 2, "k": 3, "taps": (1, 1)},
+        {"c": 1, "k": 1, "groups": 3},
+        {"c": 2, "k": 2, "groups": 2},
+    ],
+    ids=["one group", "one tap", "depthwise", "groups"],
+)
+def test_edge_14_batch_65537(backend, rng, layout, channels):
+    case = Case(**{"batch": 65537, "extents": (2, 3), "taps": (2, 2), "layout": layout} | channels)
     x, w, b, tb, dy = case.arrays(rng, "float32")
     alone = run(backend, "float32", replace(case, batch=1), [x[-1:], w, b, tb, dy[-1:]])
     many = run(backend, "float32", case, [x, w, b, tb, dy])
@@ -423,6 +433,21 @@ def test_accumulate(backend, dtype, rng, name, transposed):
         part = backend.numpy(part)
         scale = np.abs(float64(start)) + np.abs(part) * (2 if "16" not in dtype else 2**14)
         assert_close(backend.numpy(total), float64(start) + part, dtype, "conv", scale=scale)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_memory_for_a_bias_gradient_asks_for_it(backend, rng, transposed):
+    """Given and left as it was, it would pass for a gradient."""
+    x, w, b, tb, dy = CASES["2d"].arrays(rng, "float32")
+    op, first, second, like = dlkern.conv_backward_weight, dy, x, b
+    if transposed:
+        op, first, second, like = dlkern.conv_transpose_backward_weight, x, dy, tb
+    put, kw = backend.array, CASES["2d"].arguments
+    out = backend.empty(like.shape, "float32")
+    _, db = op(put(first), put(second), w.shape, out_bias=out, **kw)
+    _, right = op(put(first), put(second), w.shape, bias=True, **kw)
+    assert db is out
+    np.testing.assert_array_equal(backend.numpy(db), backend.numpy(right))
 
 
 def test_edge_10_inputs_are_left_alone(backend, dtype, rng):
@@ -546,7 +571,10 @@ Y = np.zeros((2, 6, 6, 6))
         (lambda a: dlkern.conv_backward_weight(a(Y), a(X), (6, 4, 3, 3), groups=2), ValueError,
          r"dweight.shape\[1\] is 4, expected 4 / 2"),
         (lambda a: dlkern.conv_backward_weight(a(Y), a(X), W.shape, groups=2, accumulate=True),
-         ValueError, "out is None, expected an array to add to"),
+         ValueError, "conv_backward_weight: accumulate is True, expected out to add to"),
+        (lambda a: dlkern.conv_backward_weight(a(Y), a(X), None, groups=2, accumulate=True,
+                                               bias=True, out=a(W)),
+         ValueError, "accumulate is True, expected out and out_bias to add to"),
         (lambda a: dlkern.conv_backward_weight(a(Y), a(X), W.shape, groups=2, bias=True,
                                                out_bias=a(np.zeros(5))), ValueError,
          r"out_bias.shape is \[5\], expected \[6\]"),
@@ -561,6 +589,13 @@ Y = np.zeros((2, 6, 6, 6))
 def test_wrong_arguments(backend, call, error, message):
     with pytest.raises(error, match=message):
         call(backend.array)
+
+
+def test_an_extent_beyond_64_bits_is_refused():
+    """Wrapped around, 2^34 steps of 2^30 would be none, and the result one pixel."""
+    x = np.broadcast_to(np.float32(1), (1, 1, 2**34 + 1))
+    with pytest.raises(ValueError, match=r"x.shape\[2\] is 17179869185, expected at most 2\^59 / "):
+        dlkern.conv_transpose(x, np.ones((1, 1, 1), "f4"), stride=2**30)
 
 
 def test_read_only_output_is_refused():

@@ -215,6 +215,10 @@ def test_errors(backend, rng):
         call(x, w, residual=backend.array(np.zeros((2, 6, 3, 3))))
     with pytest.raises(TypeError, match="mean.dtype"):
         call(x, w, out_mean=backend.empty((6,), "float64"))
+    with pytest.raises(ValueError, match=r"^conv_bias_act: weight.shape\[1\] is 3"):
+        call(x, put(6, 3, 3, 3))
+    with pytest.raises(ValueError, match=r"^conv_transpose_bias_act: weight.shape\[0\] is 6"):
+        dlkern.conv_transpose_bias_act(x, w)
     y = backend.empty((2, 6, 3, 3), "float32")
     with pytest.raises(ValueError, match="overlaps"):
         call(x, w, residual=y, out=y)

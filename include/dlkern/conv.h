@@ -13,9 +13,9 @@
  * (NHWC: [C_in, taps..., C_out/G]).
  *
  * dtypes: float64, float32, float16, bfloat16, the same for all tensors of a call; 16-bit products
- * are summed in float32. dlk_scaled_conv has float8 and int8. Any strides. Outputs overlap no input. Empty batches and channels are
- * valid: a sum over nothing is the bias, or zero. Where a weight is NaN or infinite, results whose
- * taps reach outside x may be NaN there.
+ * are summed in float32. dlk_scaled_conv has float8 and int8. Any strides. Outputs overlap no input.
+ * Empty batches and channels are valid: a sum over nothing is the bias, or zero. Where a weight is NaN
+ * or infinite, results whose taps reach outside x may be NaN there.
  *
  * float32 with DLK_PRECISION_IEEE: products are exact and sums float32. Compute capability 9.0 takes
  * large problems by three bfloat16 planes of each operand, with at most twice the errors of

@@ -7,7 +7,8 @@
 
 namespace dlkern {
 
-// n / d for d >= 1; an extent of 0, along which nothing is divided, is taken as 1. Quick for 0 <= n < 2^31 and d < 2^31; right for all others too.
+// n / d for d >= 1; an extent of 0, along which nothing is divided, is taken as 1. Quick for
+// 0 <= n < 2^31 and d < 2^31; right for all others too.
 //
 // With l = ceil(log2 d) and m = ceil(2^(31 + l) / d), which fits in 32 bits: m d exceeds 2^(31 + l)
 // by less than d <= 2^l, so n m / 2^(31 + l) exceeds n / d by less than 1 / d for all n < 2^31.

@@ -14,6 +14,9 @@ constexpr dlk_conv_params kDefaults = DLK_CONV_PARAMS_INIT;
 constexpr dlk_scaled_conv_params kScaledDefaults = DLK_SCALED_CONV_PARAMS_INIT;
 constexpr dlk_conv_bias_act_params kBiasActDefaults = DLK_CONV_BIAS_ACT_PARAMS_INIT;
 
+// Along a dimension, as there are at most so many elements (tensor.cpp).
+constexpr int64_t kMostPixels = int64_t{1} << 59;
+
 // Where the dimensions of a tensor lie. Weights are laid out like images, with K in place of N.
 struct Layout {
   int channel;
@@ -114,6 +117,10 @@ ConvGeometry make_geometry(const Call& call, const dlk_conv_params& p, bool tran
     if (kernel < 1 || kernel > INT32_MAX) {
       fail(DLK_INVALID_ARGUMENT, weight.name, ".shape[", axis, "] is ", kernel,
            ", expected it in [1, 2^31)");
+    }
+    if (transposed && input.shape[axis] > kMostPixels / std::max(p.stride[d], 1)) {
+      fail(DLK_INVALID_ARGUMENT, input.name, ".shape[", axis, "] is ", input.shape[axis],
+           ", expected at most 2^59 / ", p.stride[d], " with that stride");
     }
     set_window(p, transposed, d, input.shape[axis], kernel, s, g);
     const int64_t extent = transposed ? g.in[s] : g.out[s];

@@ -37,6 +37,14 @@ cdef int check(dlk_status_t status) except -1:
     raise _exceptions.get(status, RuntimeError)(dlk_last_error().decode())
 
 
+cdef int check_part(str op, dlk_status_t status) except -1:
+    """The same where the C function is another op's: the message names `op`."""
+    if status == DLK_SUCCESS:
+        return 0
+    message = dlk_last_error().decode().partition(": ")[2]
+    raise _exceptions.get(status, RuntimeError)(f"{op}: {message}")
+
+
 # State of the current thread that a `with` block or explain() sets for the calls inside it.
 cdef extern from *:
     """

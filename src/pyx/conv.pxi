@@ -71,6 +71,12 @@ cdef int conv_params(Call call, str name, const DLTensor* image, str other_name,
     return 0
 
 
+cdef int conv_output_shape(Call call, bint transposed, const DLTensor* x, const DLTensor* weight,
+                           const dlk_conv_params* params, int64_t* shape) except -1:
+    return check_part(call.op, dlk_conv_transpose_output_shape(x, weight, params, shape)
+                      if transposed else dlk_conv_output_shape(x, weight, params, shape))
+
+
 def conv(x, weight, bias, bint transposed, tuple window, out, stream):
     cdef Call call = Call(conv_op(transposed, ""), stream)
     cdef const DLTensor* tx = call.input("x", x)
@@ -80,8 +86,7 @@ def conv(x, weight, bias, bint transposed, tuple window, out, stream):
     cdef dlk_conv_params params
     conv_params(call, "x", tx, "weight", tweight, window, &params)
     if out is None:
-        check(dlk_conv_transpose_output_shape(tx, tweight, &params, shape) if transposed
-              else dlk_conv_output_shape(tx, tweight, &params, shape))
+        conv_output_shape(call, transposed, tx, tweight, &params, shape)
     call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     while call.pending():
@@ -111,8 +116,7 @@ def conv_bias_act(x, weight, bias, scale, residual, activation, alpha, bint prea
     params.threshold = DLK_ACTIVATION_THRESHOLD
     conv_params(call, "x", tx, "weight", tweight, window, &params.conv)
     cdef int64_t shape[8]
-    check(dlk_conv_transpose_output_shape(tx, tweight, &params.conv, shape) if transposed
-          else dlk_conv_output_shape(tx, tweight, &params.conv, shape))
+    conv_output_shape(call, transposed, tx, tweight, &params.conv, shape)
     cdef int64_t* channels = &shape[1 if params.conv.layout == DLK_LAYOUT_NCHW else tx.ndim - 1]
     call.keep_format(tx, params.conv.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
@@ -169,6 +173,9 @@ def conv_backward_weight(dy, x, weight_shape, bint transposed, tuple window, bin
     cdef dlk_conv_params params
     conv_params(call, "x", tx, "dy", tdy, window, &params)
     params.accumulate = accumulate
+    if accumulate and (out is None or (bias and out_bias is None)):
+        raise ValueError(f"{call.op}: accumulate is True, expected out"
+                         f"{' and out_bias' if bias else ''} to add to")
     if out is None:
         extents_of(call, "weight_shape", weight_shape, tx.ndim, shape)
     call.keep_format(tx, params.layout)

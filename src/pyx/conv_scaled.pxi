@@ -31,7 +31,7 @@ def scaled_conv(x, weight, scale_x, scale_weight, bias, tuple window, activation
     conv_params(call, "x", tx, "weight", tweight, window, &params.conv)
     cdef int64_t shape[8]
     if out is None:
-        check(dlk_conv_output_shape(tx, tweight, &params.conv, shape))
+        conv_output_shape(call, False, tx, tweight, &params.conv, shape)
     plain = (scale_x is None and scale_weight is None and bias is None and activation is None
              and scale_out is None and not amax and out_amax is None)
     call.keep_format(tx, params.conv.layout)

@@ -84,15 +84,6 @@ cdef int pool_params(Call call, str name, const DLTensor* image, tuple window, t
     return 0
 
 
-cdef int pool_output_shape(Call call, const DLTensor* x, const dlk_pool_params* params,
-                           int64_t* shape) except -1:
-    cdef dlk_status_t status = dlk_pool_output_shape(x, params, shape)
-    if status != DLK_SUCCESS:
-        message = dlk_last_error().decode().partition(": ")[2]
-        raise _exceptions.get(status, RuntimeError)(f"{call.op}: {message}")
-    return 0
-
-
 def max_pool(str op, x, tuple window, str index_dtype, out, out_indices, stream):
     """y, or (y, indices) where index_dtype is not None."""
     cdef Call call = Call(op, stream)
@@ -101,7 +92,7 @@ def max_pool(str op, x, tuple window, str index_dtype, out, out_indices, stream)
     cdef dlk_pool_params params
     cdef int64_t shape[MAX_DIMS]
     pool_params(call, "x", tx, window, (True, None), &params)
-    pool_output_shape(call, tx, &params, shape)
+    check_part(call.op, dlk_pool_output_shape(tx, &params, shape))
     call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     if index_dtype is not None:
@@ -138,7 +129,7 @@ def avg_pool(str op, x, tuple window, tuple average, out, stream):
     cdef dlk_pool_params params
     cdef int64_t shape[MAX_DIMS]
     pool_params(call, "x", tx, window, average, &params)
-    pool_output_shape(call, tx, &params, shape)
+    check_part(call.op, dlk_pool_output_shape(tx, &params, shape))
     call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     while call.pending():
@@ -170,7 +161,7 @@ def lp_pool(x, norm_type, tuple window, out, stream):
     cdef int64_t shape[MAX_DIMS]
     pool_params(call, "x", tx, window, (True, None), &params)
     params.norm = real(call, "norm_type", norm_type)
-    pool_output_shape(call, tx, &params, shape)
+    check_part(call.op, dlk_pool_output_shape(tx, &params, shape))
     call.keep_format(tx, params.layout)
     cdef const DLTensor* ty = call.output("y", out, tx.ndim, shape, tx.dtype)
     while call.pending():
