@@ -48,7 +48,7 @@ FUNCTIONS: dict[str, JaxFunction] = {}
 #: Op -> its rule. A batch of others is computed item by item.
 BATCHES: dict[str, Rule] = {}
 # Results that count as constants.
-_STATISTICS = ("mean", "rstd", "amax", "indices")
+_STATISTICS = ("mean", "var", "rstd", "amax", "indices")
 
 
 class JaxFunction(Function):
@@ -196,7 +196,7 @@ def _differentiable(name: str, options: tuple[tuple[str, Any], ...]) -> Callable
     def backward(residuals: Any, cotangents: Any) -> tuple[Arrays]:
         (saved, static), arguments = residuals
         wanted = dict(arguments.items)
-        outputs = function.result_names(named, wanted)
+        outputs = function.result_names(named, dict.fromkeys(wanted, True))  # all are present
         given = {f"d{name}": c for name, c in zip(outputs, cotangents, strict=True)}
         if all(map(_is_zero, jax.tree.leaves(given))):
             return (dict.fromkeys(wanted),)
