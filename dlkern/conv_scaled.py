@@ -44,7 +44,8 @@ def scaled_conv(
     ----------
     x, weight : array
         As in :func:`~dlkern.conv`, of 8 bits: float8_e4m3fn and float8_e5m2 in any mixture, whose
-        products are summed in float32, or both int8, summed exactly in int32. Any strides.
+        products are summed in float32, or both int8, summed exactly in int32, beyond which sums
+        wrap around (from 131072 products of -128 by -128 on). Any strides.
     scale_x : array, optional
         One float32 on the device of `x`.
     scale_weight : array, optional

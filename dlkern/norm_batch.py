@@ -69,6 +69,15 @@ def batch_norm(
     )
 
 
+def given_statistics(stats: Any) -> tuple[Any, Any]:
+    """Mean and var of `stats`."""
+    if not isinstance(stats, (tuple, list)) or len(stats) != 2:
+        n = f" of {len(stats)}" if isinstance(stats, (tuple, list)) else ""
+        kind = type(stats).__name__
+        raise TypeError(f"batch_norm_training: stats is a {kind}{n}, expected (mean, var)")
+    return stats[0], stats[1]
+
+
 def batch_norm_training(
     x: Any,
     weight: Any = None,
@@ -124,7 +133,7 @@ def batch_norm_training(
     ValueError
         Also where a channel has fewer than two values.
     """
-    mean, var = stats or (None, None)
+    mean, var = (None, None) if stats is None else given_statistics(stats)
     if stats is not None and (mean is None or var is None or out_mean is not None):
         raise ValueError("batch_norm_training: stats without mean or var, or beside out_mean")
     return _dlkern.batch_norm_training(

@@ -196,6 +196,9 @@ def test_batch_norm_takes_the_statistics(backend, dtype, rng, layout):
             num_batches_tracked=count, layout=layout,
         )  # fmt: skip
         results.append([backend.numpy(a) for a in (z, saved[-1], *running, count)])
+    for wrong in (mean, (mean,), ()):
+        with pytest.raises(TypeError, match=r"batch_norm_training: stats is a .*expected \(mean"):
+            dlkern.batch_norm_training(y, stats=wrong, layout=layout)
     for own, given in zip(*results, strict=True):
         eps = 2.0**-6 if dtype == "bfloat16" else 2.0**-9 if dtype == "float16" else 1e-5
         np.testing.assert_allclose(given, own, rtol=eps, atol=eps)

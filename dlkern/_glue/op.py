@@ -22,6 +22,11 @@ Arrays = dict[str, Any]  # argument -> array, or list of arrays
 Step = str | Callable[..., Mapping[str, Any]]
 
 
+def is_constant(result: str) -> bool:
+    """Whether a result counts as constant: a statistic, an index, a new value of an argument."""
+    return result in ("mean", "var", "rstd", "amax", "indices") or result.startswith("new_")
+
+
 @dataclass(frozen=True)
 class Op:
     """One row.

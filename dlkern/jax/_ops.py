@@ -19,7 +19,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import SymbolicZero
 
-from dlkern._glue.op import Arrays, Function, Names, parameters_of
+from dlkern._glue.op import Arrays, Function, Names, is_constant, parameters_of
 from dlkern.jax import _calls
 
 
@@ -47,8 +47,6 @@ class _Static:
 FUNCTIONS: dict[str, JaxFunction] = {}
 #: Op -> its rule. A batch of others is computed item by item.
 BATCHES: dict[str, Rule] = {}
-# Results that count as constants.
-_STATISTICS = ("mean", "rstd", "amax", "indices")
 
 
 class JaxFunction(Function):
@@ -84,7 +82,7 @@ class JaxFunction(Function):
             return _batchable(self.row.name, self._frozen(options), compiled=True)(arrays)
         results = _differentiable(self.row.name, self._frozen(options))(arrays)
         return tuple(
-            jax.lax.stop_gradient(r) if n in _STATISTICS or n.startswith("new_") else r
+            jax.lax.stop_gradient(r) if is_constant(n) else r
             for n, r in zip(self.result_names(options, arrays), results, strict=True)
         )
 
@@ -196,7 +194,7 @@ def _differentiable(name: str, options: tuple[tuple[str, Any], ...]) -> Callable
     def backward(residuals: Any, cotangents: Any) -> tuple[Arrays]:
         (saved, static), arguments = residuals
         wanted = dict(arguments.items)
-        outputs = function.result_names(named, wanted)
+        outputs = function.result_names(named, dict.fromkeys(wanted, True))  # all are present
         given = {f"d{name}": c for name, c in zip(outputs, cotangents, strict=True)}
         if all(map(_is_zero, jax.tree.leaves(given))):
             return (dict.fromkeys(wanted),)

@@ -19,7 +19,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 import dlkern
 from dlkern import _dlkern
 from dlkern._frameworks import adapter_of
-from dlkern._glue.op import Arrays, Function, Names
+from dlkern._glue.op import Arrays, Function, Names, is_constant
 from dlkern._glue.planned import Planned
 
 # For extents that are not known yet: results that differ between the two depend on them.
@@ -116,7 +116,11 @@ class TensorFlowFunction(Function):
             return results
         names = zip(self.result_names(full, arrays), results, strict=True)
         asked = self.result_names(options, arrays)
-        return tuple(result for name, result in names if name in asked)
+        return tuple(
+            tf.nest.map_structure(tf.stop_gradient, result) if is_constant(name) else result
+            for name, result in names
+            if name in asked
+        )
 
     def _check_derivatives(self, watched: Iterable[str]) -> None:
         if self.row.gradient is None:

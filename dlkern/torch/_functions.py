@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import dlkern
+from dlkern.norm_batch import given_statistics
 from dlkern.torch import _ops  # noqa: F401  (registers the operators)
 from dlkern.torch._registry import OPERATORS, Operator, compiled, run
 from dlkern.torch._shapes import pairs, per_dim
@@ -123,6 +124,8 @@ def _conv_bias_act(name, x, channels, activation, alpha, window, preactivation, 
     if not preactivation:
         return _given(run(name, *arguments), 1)
     y, mean, var, z = run(f"{name}_with_preactivation", *arguments)
+    if z is None:  # without an activation none is kept for the gradient
+        z = y.clone()
     return (y, z, mean, var) if return_stats else (y, z)
 
 
@@ -156,8 +159,8 @@ def batch_norm_training(x, weight=None, bias=None, running_mean=None, running_va
     options = (residual, activation, momentum, num_batches_tracked, eps, layout)
     if stats is None:
         return run("batch_norm_training", x, weight, bias, running_mean, running_var, *options)
-    return run("batch_norm_training_given", x, *stats, weight, bias, running_mean, running_var,
-               *options)  # fmt: skip
+    return run("batch_norm_training_given", x, *given_statistics(stats), weight, bias,
+               running_mean, running_var, *options)  # fmt: skip
 
 
 def _present(results: tuple[Any, ...]) -> Any:

@@ -161,8 +161,8 @@ typedef struct dlk_scaled_conv_params {
  *     y = out * scale_out,    amax = max |out|  (NaN where any element of out is)
  *
  * x and weight: both of float8 (e4m3fn and e5m2 in any mixture), whose products are summed in
- * float32, or both int8, summed in int32. On tensor cores of compute capability 9.0 about 14 bits are
- * kept in sums of 128 float8 products; those are added in float32.
+ * float32, or both int8, summed in int32, beyond which sums wrap around. On tensor cores of compute
+ * capability 9.0 about 14 bits are kept in sums of 128 float8 products; those are added in float32.
  * scale_x (optional): one float32. scale_weight (optional): one float32, [1], or one for each output
  * channel, [K]. bias (optional) [K]: float32, float16 or bfloat16. y, scale_out, amax: as in
  * dlk_scaled_matmul (gemm.h). y and amax overlap no input. Shapes are those of dlk_conv_forward. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -147,6 +148,30 @@ def test_images_are_not_copied_for_a_step(layout, jax_device):
     moved = [line for line in program.splitlines() if re.search(r"= \S+ (copy|transpose)\(", line)]
     assert "custom-call" in program
     assert not moved
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_gradient_of_a_batch_norm_with_a_convolution_s_statistics(layout, jax_device):
+    """They follow the image as those do that batch norm finds itself."""
+    x, w = normal(2, 6, 6, 4), normal(8, 3, 3, 4)
+    x, w = (x, w) if layout == "NHWC" else (a.transpose(0, 3, 1, 2) for a in (x, w))
+    gamma, beta, dy = normal(8), normal(8), normal(2, 8, 6, 8)[:, :6, :6]
+
+    def loss(own, x, w, gamma, beta):
+        options = {"padding": 1, "layout": layout}
+        if own:
+            y, stats = dkj.conv(x, w, **options), None
+        else:
+            y, *stats = dkj.conv_bias_act(x, w, return_stats=True, **options)
+        z = dkj.batch_norm_training(y, gamma, beta, stats=stats, layout=layout)[0]
+        return (z * (dy if layout == "NHWC" else dy.transpose(0, 3, 1, 2))).sum()
+
+    own, given = (
+        jax.jit(jax.grad(functools.partial(loss, own), argnums=(0, 1, 2, 3)))(x, w, gamma, beta)
+        for own in (True, False)
+    )
+    for g, o in zip(given, own, strict=True):
+        np.testing.assert_allclose(g, o, rtol=1e-4, atol=1e-4)
 
 
 def test_arrays_that_are_not_donated_stay_as_they_are(jax_device):

@@ -350,3 +350,27 @@ def test_a_data_set():
     results = list(rows.map(dktf.softmax, num_parallel_calls=2))
     expected = dlkern.softmax(np.arange(24, dtype="float32").reshape(8, 3))
     np.testing.assert_array_equal(results, expected)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_gradient_of_a_batch_norm_with_a_convolution_s_statistics(graph):
+    """They count as constants, and follow the image as those do that batch norm finds itself."""
+    rng = np.random.default_rng(4)
+    x, w, dy = (
+        tf.constant(rng.standard_normal(s)) for s in ((2, 5, 5, 4), (8, 3, 3, 4), (2, 5, 5, 8))
+    )
+    options = {"padding": 1, "layout": "NHWC"}
+
+    def gradients(x, w, own):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y, *stats = dktf.conv_bias_act(x, w, return_stats=True, **options)
+            if own:
+                y, stats = dktf.conv(x, w, **options), None
+            z = dktf.batch_norm_training(y, stats=stats, layout="NHWC")[0]
+            loss = tf.reduce_sum(z * dy)
+        return tape.gradient(loss, [x, w])
+
+    given = tf.function(gradients) if graph else gradients
+    for a, b in zip(given(x, w, False), gradients(x, w, True), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)

@@ -146,6 +146,19 @@ def test_results_of_8_bits_and_of_fused_convolutions(device):
     assert fake.stride() == y.stride()
 
 
+@pytest.mark.parametrize("activation", ["silu", None])
+def test_both_results_of_a_fused_convolution_have_a_gradient(device, activation):
+    """Without an activation too, where they are the same numbers."""
+    x, w = tensors([X2, (4, 6, 3, 3)], 1, device, last=True)
+    y, z = dkt.conv_bias_act(x, w, activation=activation, preactivation=True)
+    sums = dkt.conv(x, w)
+    torch.testing.assert_close(z, sums)
+    assert z.data_ptr() != y.data_ptr()
+    (got,) = torch.autograd.grad((y * z).sum(), [x])
+    right = sums if activation is None else torch.nn.functional.silu(sums)
+    torch.testing.assert_close(got, torch.autograd.grad((right * sums).sum(), [x])[0])
+
+
 def test_statistics_are_given_no_gradients(device):
     x, w, b = tensors([X2, (6,), (6,)], 1, device, last=True)
     y = dkt.batch_norm_training(x, w, b)[0]
