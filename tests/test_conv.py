@@ -343,16 +343,37 @@ def test_images_do_not_depend_on_the_batch(backend, dtype, rng, name, layout):
 
 
 @pytest.mark.gpu
-def test_edge_15_more_than_2_31_elements(gpu, rng):
+@pytest.mark.parametrize(
+    "c, groups, taps, layout",
+    [(1, 1, 3, "NHWC"), (64, 1, 3, "NHWC"), (64, 1, 1, "NHWC"), (64, 8, 3, "NHWC"),
+     (64, 64, 3, "NCHW")],
+)  # fmt: skip
+def test_edge_15_more_than_2_31_elements(gpu, c, groups, taps, layout):
+    """The last images are as alone, and the gradient of weights is the sum of those of parts."""
     torch = pytest.importorskip("torch")
-    batch = 2**21 + 8
-    x = torch.randn(batch, 32, 32, 1, dtype=torch.float16, device="cuda")
-    w = torch.randn(1, 3, 3, 1, dtype=torch.float16, device="cuda")
-    kw = {"padding": 1, "layout": "NHWC"}
+    batch = 2**31 // (256 * c) + 8
+    shape = lambda n: (n, 16, 16, c) if layout == "NHWC" else (n, c, 16, 16)  # noqa: E731
+    window = (taps, taps)
+    w_shape = (c, *window, c // groups) if layout == "NHWC" else (c, c // groups, *window)
+    random = lambda s: torch.randn(s, dtype=torch.float16, device="cuda")  # noqa: E731
+    x, dy, w = random(shape(batch)), random(shape(batch)) / 64, random(w_shape)
+    kw = {"padding": taps // 2, "layout": layout, "groups": groups}
+    last = slice(batch - 3, batch)
+    close = {"rtol": 2**-9, "atol": 2**-6}
     y = dlkern.conv(x, w, **kw)
-    assert torch.equal(y[-1:], dlkern.conv(x[-1:], w, **kw))
-    dx = dlkern.conv_backward_input(y, w, tuple(x.shape), **kw)
-    assert torch.equal(dx[-1:], dlkern.conv_backward_input(y[-1:], w, (1, 32, 32, 1), **kw))
+    torch.testing.assert_close(y[last], dlkern.conv(x[last], w, **kw), **close)
+    del y
+    dx = dlkern.conv_backward_input(dy, w, shape(batch), **kw)
+    alone = dlkern.conv_backward_input(dy[last], w, shape(3), **kw)
+    torch.testing.assert_close(dx[last], alone, **close)
+    del dx
+    dw, _ = dlkern.conv_backward_weight(dy, x, w_shape, **kw)
+    parts = torch.zeros(w_shape, dtype=torch.float64, device="cuda")
+    for some in torch.arange(batch, device="cuda").chunk(8):
+        part = slice(int(some[0]), int(some[-1]) + 1)
+        parts += dlkern.conv_backward_weight(dy[part], x[part], w_shape, **kw)[0]
+    size = float(parts.square().mean().sqrt())
+    torch.testing.assert_close(dw.double(), parts, rtol=2**-8, atol=2**-9 * size)
 
 
 def test_edge_16_strides_of_size_one_dimensions(backend, dtype, rng):
