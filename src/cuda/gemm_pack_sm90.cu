@@ -48,7 +48,7 @@ struct TwoArgs {
 // Largest float32 that rounds to a finite bfloat16, and smallest whose third plane keeps its bits.
 constexpr uint32_t kLargest = 0x7f7f7fff, kSmallest = 0x0d800000;  // 2^-100
 
-__device__ bool has_planes(uint32_t bits) {
+__device__ __forceinline__ bool has_planes(uint32_t bits) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   return magnitude == 0 || (magnitude >= kSmallest && magnitude <= kLargest);
 }
