@@ -38,97 +38,6 @@ struct BoxIndex {
   }
 };
 
-// Pixels of a box in steps of as many, without a division at each: where they are, and how far from the
-// first one.
-class BoxWalk {
- public:
-  __device__ __forceinline__ BoxWalk(const BoxIndex& box, const int64_t (&stride)[4], int first,
-                                     int step)
-      : box_(box) {
-    box.take_apart(first, at_);
-    box.take_apart(step, step_);
-#pragma unroll
-    for (int d = 0; d < 4; ++d) {
-      stride_[d] = static_cast<uint32_t>(stride[d]);
-      offset_ += at_[d] * stride_[d];
-      step_offset_ += step_[d] * stride_[d];
-    }
-  }
-  // A step, or one pixel more. Whether that leads past the last pixel: then to the first ones again.
-  __device__ __forceinline__ bool advance(bool more) {
-    offset_ += step_offset_ + (more ? stride_[0] : 0);
-#pragma unroll
-    for (int d = 0; d < 4; ++d) {
-      at_[d] += step_[d] + (more ? 1 : 0);
-      more = at_[d] >= box_.extent[d];
-      if (!more) continue;
-      at_[d] -= box_.extent[d];
-      offset_ -= box_.extent[d] * stride_[d];
-      if (d < 3) offset_ += stride_[(d + 1) % 4];
-    }
-    return more;
-  }
-  __device__ __forceinline__ const int (&at() const)[4] { return at_; }
-  __device__ __forceinline__ int offset() const { return static_cast<int>(offset_); }
-
- private:
-  const BoxIndex& box_;
-  int at_[4], step_[4];
-  uint32_t stride_[4], offset_ = 0, step_offset_ = 0;  // what is too far for them is not walked to
-};
-
-// Threads of a block take its pieces of pixels, a pixel's beside each other: where the thread's are.
-struct PieceWalk {
-  int pixel, piece;
-  BoxWalk walk;
-
-  // by: pieces of a pixel.
-  __device__ __forceinline__ PieceWalk(const BoxIndex& box, const int64_t (&stride)[4],
-                                       const FastDiv& by)
-      : pixel(by.quick(threadIdx.x)),
-        piece(threadIdx.x - pixel * static_cast<int>(by.divisor())),
-        walk(box, stride, pixel, by.quick(kGroupThreads)),
-        pieces_(static_cast<int>(by.divisor())),
-        step_pixel_(by.quick(kGroupThreads)),
-        step_piece_(kGroupThreads - step_pixel_ * pieces_) {}
-  __device__ __forceinline__ void advance() {
-    piece += step_piece_;
-    const bool more = piece >= pieces_;
-    if (more) piece -= pieces_;
-    pixel += step_pixel_ + (more ? 1 : 0);
-    walk.advance(more);
-  }
-
- private:
-  int pieces_, step_pixel_, step_piece_;
-};
-
-// The same with neighbouring pixels beside each other, one piece of all of them after the other.
-struct PixelWalk {
-  int piece, pixel;
-  BoxWalk walk;
-
-  // by: the box's pixels.
-  __device__ __forceinline__ PixelWalk(const BoxIndex& box, const int64_t (&stride)[4],
-                                       const FastDiv& by)
-      : piece(by.quick(threadIdx.x)),
-        pixel(threadIdx.x - piece * box.count),
-        walk(box, stride, pixel, kGroupThreads - by.quick(kGroupThreads) * box.count),
-        pixels_(box.count),
-        step_piece_(by.quick(kGroupThreads)),
-        step_pixel_(kGroupThreads - step_piece_ * pixels_) {}
-  __device__ __forceinline__ void advance() {
-    pixel += step_pixel_;
-    piece += step_piece_;
-    if (!walk.advance(false)) return;
-    pixel -= pixels_;
-    ++piece;
-  }
-
- private:
-  int pixels_, step_piece_, step_pixel_;
-};
-
 // An image, and how boxes of its pixels are copied to shared memory. Strides in bytes; within a box they
 // and their sums are below 2^31.
 struct GroupImage {
@@ -152,11 +61,15 @@ struct GroupImage {
     for (int d = 0; d < 4; ++d) offset += origin[d] * stride[d];
     return offset;
   }
-  // Whether a pixel of the box at `origin` is one of the image.
-  __device__ __forceinline__ bool is_inside(const int (&at)[4], const int (&origin)[4]) const {
+  // From there to a pixel of the box at `origin`; false where that lies outside the image.
+  __device__ __forceinline__ bool pixel(int i, const int (&origin)[4], int& offset) const {
+    int at[4];
+    box.take_apart(i, at);
     bool inside = true;
+    offset = 0;
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
+      offset += at[d] * static_cast<int>(stride[d]);
       inside =
           inside && static_cast<unsigned>(at[d] + origin[d]) < static_cast<unsigned>(extent[d]);
     }
@@ -170,14 +83,15 @@ __device__ __forceinline__ void stage_pieces(const GroupImage& image, const int 
                                              int first_group, int groups, int element_bytes,
                                              unsigned char* lines) {
   const char* box = image.data + image.offset(origin, first_group);
-  const int bytes = image.channels * element_bytes, pixels = image.box.count;
+  const int bytes = image.channels * element_bytes, count = image.box.count * image.in_line;
 #pragma unroll 2
-  for (PieceWalk i(image.box, image.stride, image.by_line); i.pixel < pixels; i.advance()) {
-    const int group = image.by_group.quick(i.piece);
-    const int at = (i.piece - group * image.in_group) * kWidth;
-    const bool exists = image.is_inside(i.walk.at(), origin) && group < groups && at < bytes;
-    const int offset = i.walk.offset() + group * static_cast<int>(image.group_stride) + at;
-    cp_async<kWidth>(lines + i.pixel * image.pitch + i.piece * kWidth,
+  for (int i = threadIdx.x; i < count; i += kGroupThreads) {
+    const int pixel = image.by_line.quick(i), piece = i - pixel * image.in_line;
+    const int group = image.by_group.quick(piece), at = (piece - group * image.in_group) * kWidth;
+    int offset;
+    const bool exists = image.pixel(pixel, origin, offset) && group < groups && at < bytes;
+    offset += group * static_cast<int>(image.group_stride) + at;
+    cp_async<kWidth>(lines + pixel * image.pitch + piece * kWidth,
                      exists ? box + offset : image.data, exists ? kWidth : 0);
   }
 }
@@ -188,15 +102,16 @@ template <class T>
 __device__ __forceinline__ void stage_elements(const GroupImage& image, const int (&origin)[4],
                                                int first_group, int groups, unsigned char* lines) {
   const char* box = image.data + image.offset(origin, first_group);
-  const int step = static_cast<int>(image.channel_stride);
+  const int count = image.box.count * image.in_line, step = static_cast<int>(image.channel_stride);
 #pragma unroll 2
-  for (PixelWalk i(image.box, image.stride, image.by_line); i.piece < image.in_line; i.advance()) {
-    const int group = image.by_group.quick(i.piece);
-    const int first = (i.piece - group * image.in_group) * kPerChunk<T>;
-    const bool exists = image.is_inside(i.walk.at(), origin) && group < groups;
+  for (int i = threadIdx.x; i < count; i += kGroupThreads) {
+    const int chunk = image.by_line.quick(i), pixel = i - chunk * image.box.count;
+    const int group = image.by_group.quick(chunk);
+    const int first = (chunk - group * image.in_group) * kPerChunk<T>;
+    int offset;
+    const bool exists = image.pixel(pixel, origin, offset) && group < groups;
     const int exist = exists ? image.channels - first : 0;
-    const int offset =
-        i.walk.offset() + group * static_cast<int>(image.group_stride) + first * step;
+    offset += group * static_cast<int>(image.group_stride) + first * step;
     T v[kPerChunk<T>];
 #pragma unroll
     for (int c = 0; c < kPerChunk<T>; ++c) {
@@ -205,7 +120,7 @@ __device__ __forceinline__ void stage_elements(const GroupImage& image, const in
     Raw<T, kPerChunk<T>> elements;
 #pragma unroll
     for (int c = 0; c < kPerChunk<T>; ++c) elements.set(c, v[c]);
-    elements.store(reinterpret_cast<T*>(lines + i.pixel * image.pitch + i.piece * kChunkBytes));
+    elements.store(reinterpret_cast<T*>(lines + pixel * image.pitch + chunk * kChunkBytes));
   }
 }
 
@@ -270,10 +185,7 @@ struct GroupTiles {
   // Where pixel i is in the tile, and whether it exists in the whole.
   __device__ __forceinline__ bool exists(int i, const int (&first)[4], int (&at)[4]) const {
     tile.take_apart(i, at);
-    return i < tile.count && exists(at, first);
-  }
-  __device__ __forceinline__ bool exists(const int (&at)[4], const int (&first)[4]) const {
-    bool exists = true;
+    bool exists = i < tile.count;
 #pragma unroll
     for (int d = 0; d < 4; ++d) exists = exists && first[d] + at[d] < pixels[d];
     return exists;

@@ -143,6 +143,7 @@ Plan plan_axes(const ConvProblem& p, bool inverse, const Axes& axes, const Axes&
   args.k = static_cast<int>(shape.k);
   args.result_width = pieces ? 16 : 0;
   args.result_pitch = static_cast<int>(result_pitch);
+  args.result_in_line = static_cast<int>(line / 16);
   args.by_result_line = fast(pieces ? line / 16 : args.tiles.tile.count);
   args.group_bytes = static_cast<int>(shape.chunks * kChunkBytes);
   args.weights_bytes = static_cast<int>(shape.weights_bytes(entries));

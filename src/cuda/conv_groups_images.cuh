@@ -36,7 +36,7 @@ struct GroupImagesArgs {
   int64_t result_stride[4], result_channel;
   int k;             // channels of a group
   int result_width;  // 16 where lines of results are stored in pieces of 16 bytes, else 0
-  int result_pitch;
+  int result_pitch, result_in_line;
   FastDiv by_result_line;
 
   // In shared memory: a group's part of a line, and its weights for 8 channels.
@@ -251,27 +251,28 @@ template <class T>
 __device__ __forceinline__ void store_results(const GroupImagesArgs& args, const int (&first)[4],
                                               int first_group, int groups,
                                               const unsigned char* shared) {
+  const bool wide = args.result_width != 0;
+  const int in_line = wide ? args.result_in_line : args.in_slice * args.k;
   const int exist = groups * args.k * static_cast<int>(sizeof(T));
+  const int bytes = wide ? 16 : static_cast<int>(sizeof(T));
+  const int pixels = args.tiles.tile.count, count = pixels * in_line;
   char* result = args.result + int64_t{first_group} * args.k * args.result_channel;
 #pragma unroll
   for (int d = 0; d < 4; ++d) result += first[d] * args.result_stride[d];
-  const GroupTiles& tiles = args.tiles;
-  if (args.result_width != 0) {
 #pragma unroll 2
-    for (PieceWalk i(tiles.tile, args.result_stride, args.by_result_line);
-         i.pixel < tiles.tile.count; i.advance()) {
-      if (!tiles.exists(i.walk.at(), first) || i.piece * 16 >= exist) continue;
-      const unsigned char* from = shared + i.pixel * args.result_pitch + i.piece * 16;
-      store_16(result + i.walk.offset() + i.piece * 16, *reinterpret_cast<const uint4*>(from));
-    }
-  } else {
-    const int channels = groups * args.k;
-#pragma unroll 2
-    for (PixelWalk i(tiles.tile, args.result_stride, args.by_result_line); i.piece < channels;
-         i.advance()) {
-      if (!tiles.exists(i.walk.at(), first)) continue;
-      const unsigned char* from = shared + i.pixel * args.result_pitch + i.piece * sizeof(T);
-      char* to = result + i.walk.offset() + i.piece * args.result_channel;
+  for (int i = threadIdx.x; i < count; i += kGroupThreads) {
+    const int row = args.by_result_line.quick(i);
+    const int pixel = wide ? row : i - row * pixels, piece = wide ? i - row * in_line : row;
+    int at[4];
+    if (!args.tiles.exists(pixel, first, at) || piece * bytes >= exist) continue;
+    int offset = 0;
+#pragma unroll
+    for (int d = 0; d < 4; ++d) offset += at[d] * static_cast<int>(args.result_stride[d]);
+    const unsigned char* from = shared + pixel * args.result_pitch + piece * bytes;
+    if (wide) {
+      store_16(result + offset + piece * 16, *reinterpret_cast<const uint4*>(from));
+    } else {
+      char* to = result + offset + piece * args.result_channel;
       *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
     }
   }
