@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 ROWS, LONG = 4099, 33001
 # k, n: in vectors, and element by element on either side and on both.
 SHAPES = ((16, 96), (96, 16), (144, 24), (24, 144), (64, 56), (8, 8), (160, 32), (120, 56),
-          (64, 2), (40, 31), (2, 64), (13, 40), (3, 21), (1, 1))  # fmt: skip
+          (64, 2), (40, 31), (2, 64), (13, 40), (3, 21), (1, 3))  # fmt: skip
 SIDES = ((96, 16), (16, 96), (24, 144), (144, 24), (2, 64), (64, 48), (6, 10))  # of long sums
 
 
