@@ -16,7 +16,8 @@ from torch import Tensor
 import dlkern
 from dlkern.norm_batch import given_statistics
 from dlkern.torch import _ops  # noqa: F401  (registers the operators)
-from dlkern.torch._registry import OPERATORS, Operator, compiled, run
+from dlkern.torch._op import written
+from dlkern.torch._registry import OPERATORS, Operator, run
 from dlkern.torch._shapes import pairs, per_dim
 
 _PER_DIM = ("kernel", "stride", "dilation", "output_padding", "output_size")
@@ -31,8 +32,9 @@ def _generated(operator: Operator, result: str = "{}") -> Callable[..., Any]:
         dims = f"{passed[0]}.dim() - 2"
         passed = [f"per_dim({n}, {dims})" if n in _PER_DIM else n for n in passed]
         passed = [f"pairs({n}, {dims})" if n == "padding" else n for n in passed]
-    return compiled(
-        str(inspect.Signature(taken))[1:-1], result.format(f"operator({', '.join(passed)})"),
+    return written(
+        [str(inspect.Signature(taken))[1:-1]],
+        "return " + result.format(f"operator({', '.join(passed)})"),
         operator=operator, per_dim=per_dim, pairs=pairs, given=_given,
     )  # fmt: skip
 

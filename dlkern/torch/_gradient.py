@@ -12,7 +12,7 @@ from torch import _C
 from torch._library.autograd import supports_tensorlist
 
 from dlkern.torch._modes import is_eager
-from dlkern.torch._op import Step, use
+from dlkern.torch._op import Step, use, written
 from dlkern.torch._shapes import is_channels_last
 
 if TYPE_CHECKING:
@@ -48,11 +48,15 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The steps that are run where some inputs need gradients."""
+    """What is run where some inputs need gradients.
 
-    calls: list[_Call]
+    Both functions take what was kept and the gradients of the outputs, and give one for each input,
+    None where none is wanted; one calls the plain functions, the other one operators.
+    """
+
     wanted: list[str | None]  # of each input its name, if it needs one
-    known: dict[str, Any]  # constants and flags
+    plain: Callable[..., list[Any]]
+    through_torch: Callable[..., list[Any]]
 
 
 class Gradient:
@@ -77,7 +81,9 @@ class Gradient:
         shapes = [f"{n}_shape" for n in ("input", *operator.inputs)]
         images = operator.row.images
         self.images = [
-            n for n in self.names if images and (n in shapes or n.removeprefix("d") in images)
+            i
+            for i, n in enumerate(self.names)
+            if images and (n in shapes or n.removeprefix("d") in images)
         ]
 
     def _call(self, step: Step, operators: dict[str, Operator]) -> _Call:
@@ -95,21 +101,25 @@ class Gradient:
         return _Call(op, tuple(names), step.results or op.outputs, op)
 
     def _plan_keeping(self, asked: set[str]) -> None:
-        """Which of inputs, outputs and derived values, by their places in a row, are kept."""
+        """Which of inputs, outputs and derived values are kept."""
         operator, row = self.operator, self.operator.row
         known = (*operator.inputs, *self.saving.outputs)
         asked |= set(row.gradients.values())
-        place = {n: i for i, n in enumerate(known)}
-        self.derived = []
+        place = {n: f"v{i}" for i, n in enumerate(known)}
+        parameters = list(place.values())
+        functions: dict[str, Any] = {}
         for n, function in (_DERIVED | dict(row.derived)).items():
             arguments = tuple(inspect.signature(function).parameters)
             if n in asked and all(a in known for a in arguments):
-                self.derived.append((function, [known.index(a) for a in arguments]))
-                place[n] = len(known) + len(self.derived) - 1
+                taken = ", ".join(f"v{known.index(a)}" for a in arguments)
+                place[n] = f"f{len(functions)}({taken})"
+                functions[f"f{len(functions)}"] = function
         tensors = {n for n in known if operator.types.get(n, "Tensor") in _TENSOR_TYPES}
         first = [n for n in place if n in asked and n in tensors]
         others = [n for n in place if n in asked and n not in tensors]
-        self.tensors, self.others = [place[n] for n in first], [place[n] for n in others]
+        # Of inputs and results in a row: what is kept, tensors apart.
+        kept = ("".join(f"{place[n]}, " for n in names) for names in (first, others))
+        self.kept = written(parameters, "return " + ", ".join(f"({k})" for k in kept), **functions)
         self.names = [*first, *others, *(f"d{o}" for o in self.saving.outputs)]
         # Without steps all outputs count as differentiable, so that asking for it fails; and so do
         # those that are only kept, which a second derivative would have to go through.
@@ -124,11 +134,9 @@ class Gradient:
         self.takes_none = alone or self.saving is not operator
 
     def keep(self, ctx: Any, args: tuple[Any, ...], results: tuple[Any, ...]) -> None:
-        values = (*args, *results)
-        values += tuple([f(*[values[i] for i in at]) for f, at in self.derived])
-        ctx.save_for_backward(*[values[i] for i in self.tensors])
-        ctx.others = [values[i] for i in self.others]
-        ctx.images = ()
+        tensors, ctx.others = self.kept(*args, *results)
+        ctx.save_for_backward(*tensors)
+        ctx.by_name = False
         if self.fixed:
             ctx.mark_non_differentiable(*[results[i] for i in self.fixed if results[i] is not None])
         if self.takes_none:
@@ -141,28 +149,37 @@ class Gradient:
         if any(gradients[i] is not None for i in self.hidden):
             raise NotImplementedError(f"dlkern.torch.{self.operator.name}: {_SECOND}")
         plan = self._plan(tuple(map(_any, flags)) if self.operator.has_lists else tuple(flags))
-        pool = dict(zip(self.names, (*ctx.saved_tensors, *ctx.others, *gradients), strict=True))
-        pool.update(plan.known)
+        values: Sequence[Any] = (*ctx.saved_tensors, *ctx.others, *gradients)
         # What follows dy is right where that is channels last and nothing else.
-        by_name = ctx.images and not is_channels_last(gradients[0])
+        by_name = ctx.by_name and not is_channels_last(gradients[0])
         if by_name:
-            pool.update({n: _channels_last(pool[n]) for n in ctx.images}, layout="NHWC")
+            values = self._channels_last(values)
         # An eager backward asks for torch's modes once, not in each call.
         direct = not torch.is_grad_enabled() and is_eager(gradients)
-        for call in plan.calls:
-            function = call.operator.forward if direct and call.operator else call.function
-            results = function(*[pool[a] for a in call.arguments])
-            if len(call.results) == 1:
-                pool[call.results[0]] = results
-            else:
-                pool.update(zip(call.results, results, strict=True))
-        results = [None if n is None else self._of(n, pool) for n in plan.wanted]
+        results = (plan.plain if direct else plan.through_torch)(*values)
+        for n, g in zip(plan.wanted, results, strict=True):
+            if g is None and n is not None:
+                op = self.operator.name
+                message = f"dlkern.torch.{op} has no gradient with respect to {n}"
+                raise NotImplementedError(f"{message}: {_SECOND}" if "_backward" in op else message)
         if not by_name:
             return results
         return [
             g.movedim(-1, 1) if n in self.operator.row.images else g
             for n, g in zip(plan.wanted, results, strict=True)
         ]
+
+    def _channels_last(self, values: Sequence[Any]) -> list[Any]:
+        """Images, weights and their shapes with the channels as the last axis; None stays None."""
+        values = list(values)
+        for i in self.images:
+            v = values[i]
+            if isinstance(v, torch.Tensor):
+                values[i] = v.movedim(1, -1)
+            elif v is not None:
+                values[i] = [v[0], *v[2:], v[1]]
+        values[self.names.index("layout")] = "NHWC"
+        return values
 
     def _plan(self, flags: tuple[bool, ...]) -> _Plan:
         plan = self.plans.get(flags)
@@ -176,23 +193,26 @@ class Gradient:
                     asked.update(call.arguments)
                     calls.insert(0, call)
             known = self.constants | {flag: n in wanted for flag, n in self.flags}
-            plan = self.plans[flags] = _Plan(calls, wanted, known)
+            functions = (self._steps(calls, wanted, known, plain) for plain in (True, False))
+            plan = self.plans[flags] = _Plan(wanted, *functions)
         return plan
 
-    def _of(self, name: str, pool: dict[str, Any]) -> Any:
-        gradient = pool.get(self.targets.get(name, ""))
-        if gradient is None:
-            op = self.operator.name
-            message = f"dlkern.torch.{op} has no gradient with respect to {name}"
-            raise NotImplementedError(f"{message}: {_SECOND}" if "_backward" in op else message)
-        return gradient
-
-
-def _channels_last(image: Any) -> Any:
-    """A tensor, or its shape, with the channels as the last axis; None stays None."""
-    if image is None or isinstance(image, torch.Tensor):
-        return image if image is None else image.movedim(1, -1)
-    return [image[0], *image[2:], image[1]]
+    def _steps(self, calls: list[_Call], wanted: list[str | None], known: dict[str, Any],
+               plain: bool) -> Callable[..., list[Any]]:  # fmt: skip
+        """The calls one after the other, of values in the order of `names`."""
+        place = {n: f"v{i}" for i, n in enumerate(self.names)}
+        parameters, lines = list(place.values()), []
+        given: dict[str, Any] = {}  # the function's globals
+        for n, value in known.items():
+            place[n] = f"k{len(given)}"
+            given[place[n]] = value
+        for i, call in enumerate(calls):
+            given[f"f{i}"] = call.operator.forward if plain and call.operator else call.function
+            arguments = ", ".join(place[a] for a in call.arguments)
+            place |= {r: f"r{i}_{j}" for j, r in enumerate(call.results)}
+            lines.append(f"{', '.join(place[r] for r in call.results)} = f{i}({arguments})")
+        results = (place.get(self.targets.get(n, ""), "None") if n else "None" for n in wanted)
+        return written(parameters, *lines, f"return [{', '.join(results)}]", **given)
 
 
 def _any(flag: Any) -> bool:
@@ -213,8 +233,8 @@ def function_of(operator: Operator, gradient: Gradient) -> Any:
             with _C._AutoDispatchBelowAutograd():
                 results = saving.overload.redispatch(keyset & _C._after_autograd_keyset, *args)
         gradient.keep(ctx, args, results if isinstance(results, tuple) else (results,))
-        if gradient.images and is_channels_last(args[0]):
-            ctx.images = gradient.images
+        if gradient.images:
+            ctx.by_name = is_channels_last(args[0])
         return results
 
     def backward(ctx: Any, *gradients: Any) -> Any:

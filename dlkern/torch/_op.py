@@ -90,3 +90,10 @@ class Op:
     @property
     def name(self) -> str:
         return self.schema.partition("(")[0]
+
+
+def written(parameters: Sequence[str], *lines: str, **names: Any) -> Callable[..., Any]:
+    """A function written out, which finds these names: what a table says is looked up once."""
+    body = "".join(f"    {line}\n" for line in lines)
+    exec(f"def function({', '.join(parameters)}):\n{body}", names)
+    return names["function"]

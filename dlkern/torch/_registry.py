@@ -18,7 +18,7 @@ from torch import _C, Tensor
 import dlkern
 from dlkern.torch._gradient import Gradient, function_of, transformable_function_of
 from dlkern.torch._modes import is_eager, is_transformed
-from dlkern.torch._op import Op
+from dlkern.torch._op import Op, written
 from dlkern.torch._shapes import unpaired
 
 OPERATORS: dict[str, Operator] = {}
@@ -181,11 +181,6 @@ class Operator:
 # ---- Functions of a schema's arguments -----------------------------------------------------------
 
 
-def compiled(parameters: str, expression: str, **names: Any) -> Callable[..., Any]:
-    """A function written out: Python binds its arguments, without dictionaries in between."""
-    return eval(f"lambda {parameters}: {expression}", names)
-
-
 def _plain(operator: Operator) -> Callable[..., Any]:
     """The plain function as a function of the schema's arguments by position.
 
@@ -204,8 +199,8 @@ def _plain(operator: Operator) -> Callable[..., Any]:
         n if d is required else f"{n}=defaults[{i}]"
         for i, (n, d) in enumerate(zip(operator.inputs, operator.defaults, strict=True))
     ]
-    return compiled(
-        ", ".join(parameters), f"padded({call}, {count})" if count > 1 else call,
+    return written(
+        parameters, f"return padded({call}, {count})" if count > 1 else f"return {call}",
         plain=plain, unpaired=unpaired, padded=_padded, defaults=operator.defaults,
     )  # fmt: skip
 
