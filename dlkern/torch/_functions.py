@@ -69,8 +69,17 @@ def _written(function: Callable[..., Any]) -> Callable[..., Any]:
 @_written
 def linear(x, weight, bias=None, *, activation=None, alpha=None, residual=None,
            preactivation=False, precision="ieee", batch_invariant=False):  # fmt: skip
-    name = "linear_with_preactivation" if preactivation else "linear"
-    return run(name, x, weight, bias, activation, alpha, residual, precision, batch_invariant)
+    after, how = (activation, alpha, residual), (precision, batch_invariant)
+    if not preactivation:
+        return run("linear", x, weight, bias, *after, *how)
+    y, z = run("linear_with_preactivation", x, weight, bias, *after, *how)
+    if z is None:  # without an activation none is kept for the gradient
+        z = (
+            y.clone()
+            if residual is None
+            else run("linear", x, weight, bias, None, None, None, *how)
+        )
+    return y, z
 
 
 @_written

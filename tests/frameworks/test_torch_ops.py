@@ -267,3 +267,20 @@ def test_parameters_of_another_dtype_have_gradients_of_it(device):
     weight = torch.randn(6, device=device, requires_grad=True)
     dkt.layer_norm(x, weight, weight).sum().backward()
     assert x.grad.dtype is torch.bfloat16 and weight.grad.dtype is torch.float32
+
+
+@pytest.mark.parametrize("activation", ["silu", None])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_both_results_of_linear_have_a_gradient(device, activation, with_residual):
+    """Without an activation too, where the first one is the second and the residual."""
+    x, w, b = (torch.randn(s, device=device, requires_grad=True) for s in ((5, 7), (6, 7), (6,)))
+    residual = torch.randn(5, 6, device=device) if with_residual else None
+    y, z = dkt.linear(x, w, b, activation=activation, residual=residual, preactivation=True)
+    sums = dkt.linear(x, w, b)
+    torch.testing.assert_close(z, sums)
+    assert z.data_ptr() != y.data_ptr()
+    right = sums if activation is None else torch.nn.functional.silu(sums)
+    right = right if residual is None else right + residual
+    torch.testing.assert_close(y, right)
+    got = torch.autograd.grad((y * z).sum(), [x, w, b])
+    torch.testing.assert_close(got, torch.autograd.grad((right * sums).sum(), [x, w, b]))
