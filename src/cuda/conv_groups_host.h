@@ -37,6 +37,7 @@ inline const char* unsuitable(const ConvProblem& p) {
   if (p.x.numel() == 0 || p.y.numel() == 0 || p.w.numel() == 0) return "nothing to multiply";
   if (g.taps() > 1024) return "too many taps";
   if (g.batch > INT_MAX / 2) return "too many images";
+  if (g.groups > INT_MAX / 2) return "too many groups";
   return fits(g);
 }
 

@@ -80,7 +80,7 @@ Plan plan_weights(const ConvProblem& p) {
   args.entries = entries_of(axes, t, shape.c_chunks);
   const int64_t slices = ceil_div(g.groups, shape.in_slice) * shape.passes;
   const int64_t tiles = tile_count(extents, t);
-  if (tiles > INT_MAX) plan.reason = "too many tiles";
+  if (tiles > INT_MAX / 2) plan.reason = "too many tiles";
   const int64_t wanted = std::clamp<int64_t>(2 * multiprocessor_count() / slices, 1, tiles);
   const int64_t part_tiles = ceil_div(tiles, wanted), parts = ceil_div(tiles, part_tiles);
   args.slices = FastDiv(slices);
