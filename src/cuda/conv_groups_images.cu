@@ -12,6 +12,10 @@ namespace {
 
 using namespace conv_groups;
 
+// Of a line of the box, where a group does not take more. Fewer: a tile of more pixels of fewer
+// groups, whose box overlaps others less, from shorter pieces of memory.
+constexpr int64_t kLineChunks = 8;
+
 // How a problem is computed: by multiply-adds or by tensor cores, and who takes what.
 struct Shape {
   bool mma;
@@ -30,8 +34,8 @@ struct Shape {
     columns = ceil_div(k, 8 * cols) * cols;
     frags = mma ? (wide ? 8 : 16) / cols : wide ? 4 : 2;
     const int64_t blocks = columns / cols;
-    in_slice =
-        std::min({p.geometry.groups, std::max<int64_t>(8 / chunks, 1), kGroupWarps / blocks});
+    in_slice = std::min({p.geometry.groups, std::max<int64_t>(kLineChunks / chunks, 1),
+                         kGroupWarps / blocks});
     bunches = kGroupWarps / (in_slice * blocks);
   }
   int64_t most_pixels() const { return bunches * frags * (mma ? 16 : 32); }
