@@ -34,8 +34,8 @@ struct Shape {
     columns = ceil_div(k, 8 * cols) * cols;
     frags = mma ? (wide ? 8 : 16) / cols : wide ? 4 : 2;
     const int64_t blocks = columns / cols;
-    in_slice = std::min({p.geometry.groups, std::max<int64_t>(kLineChunks / chunks, 1),
-                         kGroupWarps / blocks});
+    in_slice = std::min(
+        {p.geometry.groups, std::max<int64_t>(kLineChunks / chunks, 1), kGroupWarps / blocks});
     bunches = kGroupWarps / (in_slice * blocks);
   }
   int64_t most_pixels() const { return bunches * frags * (mma ? 16 : 32); }
